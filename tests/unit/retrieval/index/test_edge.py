@@ -400,6 +400,8 @@ def test_points_of_versions_that_knew_no_scopes_are_found_and_drafts_are_not(fol
         for number, (tenant, collection) in enumerate((("t", "c"), ("t", "d"), ("u", "c"))):
             scope = Is("scope", (scope_of(tenant, collection),))
             assert opened.ids(scope, 9) == [str(UUID(point(number).id))]
+        indexed = [each._shard.info().payload_schema for each in opened._all()]
+        assert all("scope" in schema for schema in indexed)
         opened.close()
 
 

@@ -13,9 +13,11 @@ from protos.common_pb2 import AttributeValue, Range
 from protos.retrieval_pb2 import Filter
 from services.common.errors import PenstockError
 from services.retrieval.documents.chunks import Chunk, Span
+from services.retrieval.index import shard, shards
 from services.retrieval.index import store as store_module
 from services.retrieval.index.attributes import condition, told
 from services.retrieval.index.calls import Calls
+from services.retrieval.index.layout import Layout
 from services.retrieval.index.points import Points
 from services.retrieval.index.store import Store
 from services.retrieval.search.passages import passages_of
@@ -23,13 +25,18 @@ from services.retrieval.search.ranking import by_meaning
 from tests.support.shards import DIMENSION, Here, layout, memory_folder, stored
 
 
+async def opened(at: Layout) -> Calls:
+    calls = Calls(Here(at), 20)
+    await calls.open()
+    return calls
+
+
 @pytest.fixture
 async def calls() -> AsyncIterator[Calls]:
     with memory_folder() as folder:
-        opened = Calls(Here(layout(folder)), 20)
-        await opened.open()
-        yield opened
-        await opened.close()
+        calls = await opened(layout(folder))
+        yield calls
+        await calls.close()
 
 
 class Told:
@@ -108,16 +115,14 @@ async def test_a_document_that_is_indexed_anew_leaves_the_earlier_model_and_no_o
 ) -> None:
     """There is one of it at any time; its revision may be the one that it had there."""
     with memory_folder() as folder:
-        former = Calls(Here(layout(folder)), 20)
-        await former.open()
+        former = await opened(layout(folder))
         before = Store(former, cast(Any, revisions))
         for source in ("one", "two", "three"):
             draft = await before.draft("t", "c", source, revision=7)
             await before.put(draft, range(2), *document(f"{source} quay", "and more"), 2)
             await before.publish(draft, 2)
         await former.close()
-        calls = Calls(Here(layout(folder, "f2", 16)), 20)
-        await calls.open()
+        calls = await opened(layout(folder, "f2", 16))
         store, question = Store(calls, cast(Any, revisions)), np.ones(16, np.float32)
 
         async def found() -> tuple[set[str], set[str]]:
@@ -136,6 +141,31 @@ async def test_a_document_that_is_indexed_anew_leaves_the_earlier_model_and_no_o
         assert await found() == ({"one quay"}, {"three quay"})
         assert await store.remove("t", "c") == 3
         assert await found() == (set(), set())
+        await calls.close()
+
+
+async def test_what_a_version_before_scopes_and_short_vectors_stored_is_found_and_replaced(
+    revisions: Told,
+) -> None:
+    with memory_folder() as folder:
+        at = layout(folder)
+        with pytest.MonkeyPatch.context() as earlier:
+            earlier.setattr(shard, "_SHORT", None)
+            earlier.setattr(shard, "SCOPE", "none")
+            earlier.setattr(store_module, "SCOPE", "none")
+            earlier.setattr(shards, "publish_unscoped", lambda shard: None)
+            before = await opened(at)
+            for tenant, source in (("t", "one"), ("t", "two"), ("u", "one")):
+                theirs = Store(before, cast(Any, revisions))
+                await stored(theirs, tenant, "c", source, *document(f"{tenant}'s {source}"))
+            await before.close()
+        calls = await opened(at)
+        store = Store(calls, cast(Any, revisions))
+        assert await texts(store, "t", "c") == {"t's one", "t's two"}
+        assert await texts(store, "u", "c") == {"u's one"}
+        await stored(store, "t", "c", "one", *document("new"))
+        assert await store.remove("t", "c", "two") == 1
+        assert await texts(store, "t", "c") == {"new"}
         await calls.close()
 
 
