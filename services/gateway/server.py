@@ -4,6 +4,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Mapping
+from functools import partial
 
 import grpc
 
@@ -22,6 +23,7 @@ from services.common.telemetry import Telemetry
 from services.common.transport import host_port
 from services.gateway.api.admin.routes import admin_application, admin_settings
 from services.gateway.api.grpc.server import GrpcServer
+from services.gateway.api.resources.files import delete_unused
 from services.gateway.api.rest.routes import application
 from services.gateway.batches.batches import Batches, Control
 from services.gateway.batches.lines import Lines
@@ -36,6 +38,7 @@ from services.gateway.parts import Gateway
 from services.gateway.runs.lasting.runs import Runs
 from services.gateway.runs.records import Records
 from services.gateway.runs.shared_records import SharedRecords
+from services.gateway.stores.file_expiry import FileExpiry
 from services.gateway.stores.files import Files
 from services.gateway.stores.indexing import Indexing
 from services.gateway.stores.orphans import Orphans
@@ -61,6 +64,9 @@ class GatewayService(Service):
         self._blobs = Blobs.of(settings)
         self.gateway = _assemble(settings, redis, telemetry, id, self._blobs)
         self._orphans = Orphans(redis, settings.namespace, self._blobs)
+        self._expiry = FileExpiry(
+            redis, settings.namespace, self.gateway.files, partial(delete_unused, self.gateway)
+        )
         self._targets = Targets(redis, settings)
         self._neighbours = Neighbours(redis, settings, id)
         self._http: HttpServer | None = None
@@ -81,6 +87,7 @@ class GatewayService(Service):
         self.gateway.meter.start()
         self.gateway.files.room.start()
         self._orphans.start()
+        self._expiry.start()
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
         self.gateway.runs.start(self.gateway)
@@ -180,6 +187,7 @@ class GatewayService(Service):
         await self.gateway.meter.stop()
         await self.gateway.records.stop()
         await self._orphans.stop()
+        await self._expiry.stop()
         await self.gateway.files.room.stop()
         await self.gateway.models.stop()
         await self.gateway.retrieval.stop()

@@ -22,6 +22,7 @@ from tests.support.waiting import until
 
 CODE = grpc.StatusCode
 LIMIT_BYTES = 200_000
+DAY = {"anchor": "created_at", "seconds": 86_400}
 TEXT = "# Tides\n\nThe tide of the Bäke is high at noon.\n" * 2000
 
 
@@ -142,6 +143,15 @@ async def test_a_file_is_the_same_by_both_ways(rig: Rig, desk: Desk) -> None:
     await desk.nothing_held()
 
 
+async def test_how_long_a_file_stays_is_said_as_over_rest(rig: Rig, desk: Desk) -> None:
+    first = pb.UploadFileRequest(
+        filename="a.md", purpose="assistants", bytes=1, data=b"x", expires_after=DAY
+    )
+    file = await desk.files.UploadFile(iter([first]), metadata=desk.own)
+    assert file.expires_at == file.created_at + 86_400
+    same(file, (await (await rig.http()).get(f"/v1/files/{file.id}")).json())
+
+
 async def test_lists_come_in_pages(desk: Desk) -> None:
     ids = [(await desk.file("a")).id for _ in range(3)]
     line = "{}"
@@ -189,6 +199,18 @@ async def test_lists_come_in_pages(desk: Desk) -> None:
         (
             [{"filename": "a.md", "purpose": "assistants", "bytes": 2}, {"filename": "b.md"}],
             "filename",
+        ),
+        (
+            [{"filename": "a.md", "purpose": "assistants", "bytes": 2}, {"expires_after": DAY}],
+            "expires_after",
+        ),
+        (
+            [{"filename": "a.md", "purpose": "assistants", "bytes": 2, "expires_after": {}}],
+            "expires_after.anchor",
+        ),
+        (
+            [{"filename": "a.md", "purpose": "assistants", "expires_after": {**DAY, "seconds": 9}}],
+            "expires_after.seconds",
         ),
         ([], ""),
     ],

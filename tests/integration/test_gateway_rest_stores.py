@@ -100,7 +100,7 @@ class Tenant:
         (
             {"files": {"file": ("a.txt", b"x")}, "data": {**PURPOSE, "expires_after": "1"}},
             400,
-            "unsupported_parameter",
+            "unknown_parameter",
             "expires_after",
         ),
         (
@@ -118,15 +118,32 @@ class Tenant:
         (
             {
                 "files": {"file": ("a.txt", b"x")},
-                "data": {
-                    **PURPOSE,
-                    "expires_after[anchor]": "created_at",
-                    "expires_after[seconds]": "3600",
-                },
+                "data": {**PURPOSE, "expires_after[seconds]": "3600"},
             },
             400,
-            "unsupported_parameter",
-            "expires_after",
+            "missing_required_parameter",
+            "expires_after.anchor",
+        ),
+        *(
+            (
+                {
+                    "files": {"file": ("a.txt", b"x")},
+                    "data": {**PURPOSE, **{f"expires_after[{name}]": text for name, text in age}},
+                },
+                400,
+                code,
+                f"expires_after.{param}",
+            )
+            for age, code, param in (
+                (
+                    (("anchor", "last_active_at"), ("seconds", "3600")),
+                    "unsupported_value",
+                    "anchor",
+                ),
+                ((("anchor", "created_at"), ("seconds", "3599")), "invalid_value", "seconds"),
+                ((("anchor", "created_at"), ("seconds", "2592001")), "invalid_value", "seconds"),
+                ((("anchor", "created_at"), ("seconds", "1h")), "invalid_value", "seconds"),
+            )
         ),
         ({"files": {"purpose": (None, "assistants")}}, 400, "invalid_argument", "file"),
         (

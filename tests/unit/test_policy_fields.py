@@ -116,7 +116,8 @@ STORED = """
     CreateVectorStoreRequest.metadata CreateVectorStoreRequest.name DeleteFileRequest.file_id
     DeleteRunRequest.run_id DeleteVectorStoreRequest.vector_store_id Deleted.id
     DetachFileRequest.file_id DetachFileRequest.vector_store_id File.filename File.id File.purpose
-    File.status FileContent.data FollowRunRequest.run_id GetAttachedFileRequest.file_id
+    File.status FileContent.data FileExpiresAfter.anchor FollowRunRequest.run_id
+    GetAttachedFileRequest.file_id
     GetAttachedFileRequest.vector_store_id GetBatchRequest.batch_id GetFileContentRequest.file_id
     GetFileRequest.file_id GetRunRequest.run_id GetVectorStoreRequest.vector_store_id
     ListAttachedFilesReply.first_id ListAttachedFilesReply.last_id ListAttachedFilesRequest.after

@@ -10,7 +10,7 @@
 --   <t>:batch:<id>           hash    status, into (what it ends as), total, completed, failed,
 --                                    output and error (bytes), errors (JSON), <status>_at (Unix s)
 --   <t>:batch:<id>:answered  string  a bit for each line
---   <t>:index, <t>:bytes, bytes, <t>:file:<id>   the files'
+--   <t>:index, <t>:bytes, bytes, <t>:file:<id>, expiring   the files'
 --
 -- ARGV: op, tenant, id, then
 --   create  record, input file's id, kept, unfinished  -> "" | no_file | wrong_file | kept | unfinished
@@ -58,8 +58,12 @@ local function list(what, batch)
   local bytes = number(what)
   if bytes == 0 then return end
   local file = batch[FILES[what]]
+  local kept_s = batch.output_expires_s
+  local ends = kept_s and tonumber(now) + kept_s or nil
   call('HSET', key(tenant, 'index'), file, cjson.encode({id = file, bytes = bytes,
-    created_at = tonumber(now), filename = id .. '_' .. what .. '.jsonl', purpose = 'batch_output'}))
+    created_at = tonumber(now), filename = id .. '_' .. what .. '.jsonl', purpose = 'batch_output',
+    expires_at = ends}))
+  if ends then call('ZADD', key('expiring'), ends, tenant .. ' ' .. file) end
 end
 
 local function finish(into)

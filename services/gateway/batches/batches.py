@@ -58,6 +58,7 @@ class Batches:
         input_file_id: str,
         window: tuple[str, int],
         metadata: dict[str, str] | None,
+        output_expires_s: int | None = None,
     ) -> Batch:
         """`window`: as the client says it, and in seconds. Raises NOT_FOUND for the file,
         RESOURCE_EXHAUSTED ("too_many_batches", "storage_full")."""
@@ -79,6 +80,7 @@ class Batches:
             who=Grantee.of(who, now),
             output_file_id=FILE.new(),
             error_file_id=FILE.new(),
+            output_expires_s=output_expires_s,
         )
         # First, so that it ends whatever becomes of this gateway.
         control, validate = _control(who.tenant), Task(do="validate", batch=record.id)
@@ -196,7 +198,7 @@ class Control:
     ) -> tuple[Sequence[Entry], Sequence[Fault]]:
         gateway = self._gateway
         try:
-            file = await gateway.files.get(tenant, record.input_file_id)
+            file = await gateway.files.kept(tenant, record.input_file_id)
             with gateway.intake.visit(tenant) as place:
                 place.hold(2 * file.bytes)
                 content = await gateway.files.content(tenant, file.id)

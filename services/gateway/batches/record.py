@@ -27,6 +27,7 @@ class BatchRecord(BaseModel):
     who: Grantee
     output_file_id: str
     error_file_id: str
+    output_expires_s: int | None = None  # how long these two stay; batches.lua reads it
 
 
 class Fault(BaseModel):

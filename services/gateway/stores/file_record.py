@@ -1,5 +1,6 @@
 """What is kept of an uploaded file besides its bytes."""
 
+import time
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -18,6 +19,11 @@ class FileRecord(BaseModel):
     created_at: int
     purpose: Purpose = "assistants"
     blob: str = ""  # its key in the blob store; empty: Redis holds it
+    expires_at: int | None = None  # Unix seconds; None: never
+
+    @property
+    def expired(self) -> bool:
+        return self.expires_at is not None and time.time() >= self.expires_at
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -28,4 +34,5 @@ class FileRecord(BaseModel):
             "filename": self.filename,
             "purpose": self.purpose,
             "status": "processed",
+            "expires_at": self.expires_at,
         }

@@ -3,6 +3,7 @@
     {ns}:{files}:blobs                       string the bytes of all tenants' blobs
     {ns}:{files}:kept                        set    keys of all blobs that a record is of
     {ns}:{files}:bytes                       string the bytes of all tenants' files in Redis
+    {ns}:{files}:expiring                    zset   "<tenant> <file id>" by when the file expires
     {ns}:{files}:<tenant>:index              hash   file id → JSON of FileRecord
     {ns}:{files}:<tenant>:blobs              string the bytes of the tenant's blobs
     {ns}:{files}:<tenant>:bytes              string the bytes of the tenant's files in Redis
@@ -34,7 +35,8 @@ from services.gateway.stores.upload import Upload, check_name
 _CREATE = """
 local all, index, sum, kept = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local id, record, blob, bytes = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local max_files, max_bytes, max_all = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local expires, name = ARGV[5], ARGV[6]
+local max_files, max_bytes, max_all = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 if redis.call('HLEN', index) >= max_files then return 'files' end
 if tonumber(redis.call('GET', sum) or 0) + bytes > max_bytes then return 'bytes of files' end
 if tonumber(redis.call('GET', all) or 0) + bytes > max_all then return 'all' end
@@ -43,10 +45,12 @@ redis.call('INCRBY', all, bytes)
 redis.call('INCRBY', sum, bytes)
 redis.call('SADD', kept, blob)
 redis.call('HSET', index, id, record)
+if expires ~= '' then redis.call('ZADD', KEYS[5], expires, name) end
 return ''
 """
 _DELETE = """
 local index, content, stores, kept = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+redis.call('ZREM', KEYS[9], ARGV[2])
 local stored = redis.call('HGET', index, ARGV[1])
 if not stored then return 0 end
 local record = cjson.decode(stored)
@@ -89,6 +93,7 @@ class Files:
         filename: str,
         content: AsyncIterable[bytes],
         purpose: Purpose = "assistants",
+        expires_after_s: int | None = None,
     ) -> FileRecord:
         """Keeps a file, as it comes: none of it is seen before all of it is here.
 
@@ -100,12 +105,14 @@ class Files:
         check_name(filename, purpose)
         self.room.check()
         await self._take(tenant, None)
+        now = int(time.time())
         record = FileRecord(
             id=FILE.new(),
             filename=filename,
             bytes=0,
-            created_at=int(time.time()),
+            created_at=now,
             purpose=purpose,
+            expires_at=now + expires_after_s if expires_after_s is not None else None,
         )
         record.blob = self._blobs.key(tenant, record.id)
         upload = Upload(purpose, self._max_bytes)
@@ -121,9 +128,12 @@ class Files:
 
     async def _take(self, tenant: str, record: FileRecord | None) -> None:
         """Room for it, and its place in the list; of None, whether there is any room."""
-        told = (record.id, record.model_dump_json(), record.blob, record.bytes) if record else None
-        keys = [self._all, self._index(tenant), self._sum(tenant), self._kept]
-        reached = await self._create(keys, [*(told or ("", "", "", 1)), *self._limits.values()])
+        told: tuple[str | int, ...] = ("", "", "", 1, "", "")
+        if record is not None:
+            text, end = record.model_dump_json(), record.expires_at or ""
+            told = (record.id, text, record.blob, record.bytes, end, _named(tenant, record.id))
+        keys = [self._all, self._index(tenant), self._sum(tenant), self._kept, self._expiring]
+        reached = await self._create(keys, [*told, *self._limits.values()])
         if reached == "all":
             raise storage_full()
         if reached:
@@ -131,6 +141,14 @@ class Files:
             raise too_many(reached, self._limits[reached])
 
     async def get(self, tenant: str, id: str, param: str = "") -> FileRecord:
+        """One that has expired is gone, for all but the batch that was reading it."""
+        record = await self.kept(tenant, id, param)
+        if record.expired:
+            raise not_found("file", id, param)
+        return record
+
+    async def kept(self, tenant: str, id: str, param: str = "") -> FileRecord:
+        """It may have expired."""
         stored = await self._redis.hget(self._index(tenant), FILE.checked(id, param))
         if stored is None:
             raise not_found("file", id, param)
@@ -141,18 +159,33 @@ class Files:
         there is not."""
         ids = [FILE.checked(id, param) for id, param in named]
         stored = await self._redis.hmget(self._index(tenant), ids) if ids else []
+        records = list[FileRecord]()
         for (id, param), one in zip(named, stored, strict=True):
-            if one is None:
+            record = FileRecord.model_validate_json(str(one)) if one is not None else None
+            if record is None or record.expired:
                 raise not_found("file", id, param)
-        return [FileRecord.model_validate_json(str(one)) for one in stored]
+            records.append(record)
+        return records
 
     async def all(self, tenant: str) -> list[FileRecord]:
         stored = await self._redis.hvals(self._index(tenant))
-        return [FileRecord.model_validate_json(one) for one in stored]
+        records = [FileRecord.model_validate_json(one) for one in stored]
+        return [record for record in records if not record.expired]
+
+    async def expired(self, most: int) -> list[tuple[str, str]]:
+        """Tenants and ids of files whose time has come, the earliest first."""
+        now = time.time()
+        named = await self._redis.zrangebyscore(self._expiring, "-inf", now, start=0, num=most)
+        return [_of_name(str(name)) for name in named]
+
+    async def put_off(self, tenant: str, id: str, delay_s: float) -> None:
+        """One that has expired is told by `expired` again after that."""
+        name = _named(tenant, id)
+        await self._redis.zadd(self._expiring, {name: time.time() + delay_s}, xx=True)
 
     async def pieces(self, tenant: str, id: str) -> AsyncIterator[bytes]:
-        """Of what it holds."""
-        record = await self.get(tenant, id)
+        """Of what it holds, as of `kept`."""
+        record = await self.kept(tenant, id)
         if record.blob:
             try:
                 async for piece in self._blobs.read(record.blob):
@@ -169,9 +202,9 @@ class Files:
         return b"".join([piece async for piece in self.pieces(tenant, id)])
 
     async def piece(self, tenant: str, id: str, at: int, size: int) -> bytes:
-        """Some bytes of a file; empty when it was deleted."""
+        """Some bytes of a file, as of `kept`; empty when it was deleted."""
         try:
-            record = await self.get(tenant, id)
+            record = await self.kept(tenant, id)
             if record.blob:
                 return await self._blobs.piece(record.blob, at, size)
         except NoBlobError:
@@ -211,8 +244,9 @@ class Files:
             f"{self._prefix}{tenant}:bytes",
             self._all,
             self._sum(tenant),
+            self._expiring,
         ]
-        was_there = bool(await self._delete(keys, [id]))
+        was_there = bool(await self._delete(keys, [id, _named(tenant, id)]))
         await self._blobs.delete(self._blobs.key(tenant, id))
         return was_there
 
@@ -237,11 +271,24 @@ class Files:
         return f"{self._prefix}blobs"
 
     @property
+    def _expiring(self) -> str:
+        return f"{self._prefix}expiring"
+
+    @property
     def _kept(self) -> str:
         return kept_key(self._prefix)
 
     def _one(self, tenant: str, id: str) -> str:
         return f"{self._prefix}{tenant}:file:{FILE.checked(id)}"
+
+
+def _named(tenant: str, id: str) -> str:
+    return f"{tenant} {id}"
+
+
+def _of_name(name: str) -> tuple[str, str]:
+    tenant, _, id = name.rpartition(" ")
+    return tenant, id
 
 
 def kept_key(prefix: str) -> str:

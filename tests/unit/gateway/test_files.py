@@ -82,6 +82,7 @@ async def test_a_file_is_told_whole_and_by_its_id(files):
         "filename": "Guide.MD",
         "purpose": "assistants",
         "status": "processed",
+        "expires_at": None,
     }
     assert await files.content("acme", record.id) == "grüße".encode()
     await files.delete("acme", record.id)

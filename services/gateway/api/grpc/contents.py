@@ -24,7 +24,8 @@ from services.gateway.api.grpc.calls import (
 )
 from services.gateway.api.grpc.inbox import Inbox, no_message
 from services.gateway.api.grpc.kept import id_of, told
-from services.gateway.api.resources.files import content_of, purpose_of
+from services.gateway.api.grpc.plain import fields_of
+from services.gateway.api.resources.files import age_of, content_of, purpose_of
 from services.gateway.api.resources.vector_stores import text_of
 from services.gateway.api.rest.body import too_large
 from services.gateway.intake import Intake, Place
@@ -39,6 +40,7 @@ class Upload(NamedTuple):
     filename: str
     content: list[bytes]
     purpose: Purpose
+    expires_after_s: int | None
 
 
 def methods(gateway: Gateway, inbox: Inbox) -> dict[str, Any]:
@@ -59,10 +61,14 @@ def _upload_file(gateway: Gateway, inbox: Inbox) -> Handler:
             entered = admitted(gateway, metadata, "UploadFile", Intake.slot)
             async with entered as (principal, place):
                 limit = gateway.settings.gateway.max_upload_bytes
-                filename, content, purpose = await _arrived(inbox, place, context, limit)
+                file = await _arrived(inbox, place, context, limit)
                 try:
                     record = await gateway.files.create(
-                        principal.tenant, filename, _each(content), purpose
+                        principal.tenant,
+                        file.filename,
+                        _each(file.content),
+                        file.purpose,
+                        file.expires_after_s,
                     )
                 except PenstockError as error:
                     if error.param == "file":
@@ -85,14 +91,16 @@ async def _arrived(inbox: Inbox, place: Place, context: Context, limit: int) -> 
             one = inbox.parse(UploadFileRequest, message)
             if first is None:
                 first, purpose = one, purpose_of(one.purpose)
+                said = one.HasField("expires_after")
+                age = age_of(fields_of(one.expires_after) if said else None)
                 if not one.bytes:
                     raise invalid("Say how many bytes come.", "bytes", stage="gateway")
                 if one.bytes > limit:
                     raise too_large(limit, "bytes")
             else:
-                for field in ("filename", "purpose", "bytes"):
-                    if getattr(one, field):
-                        raise invalid("Only the first message says it.", field, stage="gateway")
+                for name in (field.name for field, _ in one.ListFields()):
+                    if name != "data":
+                        raise invalid("Only the first message says it.", name, stage="gateway")
             received += len(one.data)
             if received > first.bytes:
                 why = f"More came than the {first.bytes} bytes that were told."
@@ -103,7 +111,7 @@ async def _arrived(inbox: Inbox, place: Place, context: Context, limit: int) -> 
     if received < first.bytes:
         why = f"The upload ended after {received} of {first.bytes} bytes."
         raise invalid(why, "data", stage="gateway", reason="incomplete_upload")
-    return Upload(first.filename, pieces, purpose)
+    return Upload(first.filename, pieces, purpose, age)
 
 
 async def _each(pieces: list[bytes]) -> AsyncIterator[bytes]:

@@ -50,7 +50,7 @@ from services.gateway.api.pooled_schema import (
 )
 from services.gateway.api.resources.batches import CreateBatch
 from services.gateway.api.resources.file_batches import CreateFileBatch
-from services.gateway.api.resources.files import FileList
+from services.gateway.api.resources.files import Anchor, FileList, Seconds
 from services.gateway.api.resources.pages import PageQuery, StorePage
 from services.gateway.api.resources.store_search import SearchStore
 from services.gateway.api.resources.vector_stores import (
@@ -72,8 +72,12 @@ from services.gateway.stores.file_record import PURPOSES
 class Form(Body):
     """A file as a multipart form, which is read as it arrives."""
 
-    file: bytes = Field(description="UTF-8: .md and .txt, or for batches .jsonl")
+    file: bytes = Field(
+        description="PDF, HTML, .docx, .pptx, CSV, JSON, Markdown, text; for batches .jsonl"
+    )
     purpose: Literal[PURPOSES]  # type: ignore[valid-type]
+    anchor: Anchor | None = Field(None, alias="expires_after[anchor]")
+    seconds: Seconds | None = Field(None, alias="expires_after[seconds]")
 
 
 class Raw(NamedTuple):

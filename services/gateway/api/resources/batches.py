@@ -1,11 +1,12 @@
 """Batches."""
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from services.gateway.api.generation_schema import Name
+from services.gateway.api.resources.files import FileExpiresAfter, seconds_of
 from services.gateway.api.resources.pages import PageQuery, page
 from services.gateway.api.schema import Body, Metadata, bad_value
 from services.gateway.identity.principal import Permission, Principal
@@ -16,12 +17,11 @@ _LONGEST_S = 7 * 86_400
 
 
 class CreateBatch(Body):
-    NEUTRAL: ClassVar = {"output_expires_after": ()}
-
     input_file_id: Name
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
     completion_window: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}[smhd]$")]
     metadata: Metadata | None = None
+    output_expires_after: FileExpiresAfter | None = Field(None, description="of its answers' files")
 
 
 def require_files(principal: Principal) -> None:
@@ -32,8 +32,9 @@ def require_files(principal: Principal) -> None:
 
 async def create_batch(gateway: Gateway, principal: Principal, body: CreateBatch) -> dict[str, Any]:
     window = (body.completion_window, _seconds(body.completion_window))
+    kept = seconds_of(body.output_expires_after)
     batch = await gateway.batches.create(
-        principal, body.endpoint, body.input_file_id, window, body.metadata
+        principal, body.endpoint, body.input_file_id, window, body.metadata, kept
     )
     return batch.as_json()
 

@@ -1,14 +1,33 @@
-"""Files: a list of them, and their end."""
+"""Files: what is said of one, a list of them, and their end."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from protos.common_pb2 import Caller
 from services.common.errors import invalid
 from services.gateway.api.resources.pages import PageQuery, page
-from services.gateway.api.schema import UNSUPPORTED
+from services.gateway.api.schema import UNSUPPORTED, Body, validated
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
 from services.gateway.stores.file_record import PURPOSES, Purpose
+
+Anchor = Literal["created_at"]
+Seconds = Annotated[int, Field(ge=3600, le=30 * 86_400)]
+
+
+class FileExpiresAfter(Body):
+    """So long after it was made it is gone."""
+
+    anchor: Anchor
+    seconds: Seconds
+
+
+class FileAge(Body):
+    """What an upload says of its file's end."""
+
+    expires_after: FileExpiresAfter | None = None
 
 
 class FileList(PageQuery):
@@ -22,6 +41,15 @@ def purpose_of(told: object) -> Purpose:
             return purpose
     accepted = ", ".join(f"'{one}'" for one in PURPOSES)
     raise invalid(f"Only one of {accepted} is supported.", "purpose", reason=UNSUPPORTED)
+
+
+def seconds_of(expires_after: FileExpiresAfter | None) -> int | None:
+    return expires_after.seconds if expires_after is not None else None
+
+
+def age_of(told: Mapping[str, Any] | None) -> int | None:
+    """Seconds, of an upload's `expires_after`. Raises INVALID_ARGUMENT."""
+    return seconds_of(validated(FileAge, {"expires_after": told}).expires_after)
 
 
 async def list_files(gateway: Gateway, tenant: str, query: FileList) -> dict[str, Any]:
@@ -40,6 +68,11 @@ async def content_of(gateway: Gateway, tenant: str, id: str, place: Place) -> by
 async def delete_file(gateway: Gateway, caller: Caller, id: str) -> dict[str, Any]:
     """Takes it out of all stores first. Raises ABORTED while a batch reads it."""
     await gateway.files.get(caller.tenant, id)
+    await delete_unused(gateway, caller, id)
+    return {"id": id, "object": "file", "deleted": True}
+
+
+async def delete_unused(gateway: Gateway, caller: Caller, id: str) -> None:
+    """Raises ABORTED while a batch reads it, NOT_FOUND where it was gone."""
     await gateway.batches.require_unused(caller.tenant, id)
     await gateway.stores.delete_file(caller, id)
-    return {"id": id, "object": "file", "deleted": True}

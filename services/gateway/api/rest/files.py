@@ -1,32 +1,35 @@
 """/v1/files, as OpenAI has them."""
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from services.common.blobs import PIECE_BYTES
-from services.common.errors import PenstockError, invalid
+from services.common.errors import invalid
 from services.gateway.api.resources import files
-from services.gateway.api.resources.files import FileList, purpose_of
+from services.gateway.api.resources.files import FileExpiresAfter, FileList, age_of, purpose_of
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.queries import page_query
-from services.gateway.api.schema import UNKNOWN, UNSUPPORTED
+from services.gateway.api.schema import UNKNOWN
 from services.gateway.identity.principal import Principal
 from services.gateway.parts import Gateway
 from services.gateway.stores.file_record import Purpose
 
 _UTF_8 = (b"utf-8", b"utf8")
+_AGE = {f"expires_after[{name}]": name for name in FileExpiresAfter.model_fields}
 _FORM_BYTES = 64 * 1024  # of a form beside its file
 
 
 async def create_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     most = gateway.settings.gateway.max_upload_bytes
-    async with _upload(exchange, most) as (name, content, purpose):
-        record = await gateway.files.create(principal.tenant, name, content, purpose)
+    async with _upload(exchange, most) as (name, content, purpose, age_s):
+        record = await gateway.files.create(principal.tenant, name, content, purpose, age_s)
     await exchange.reply_json(record.as_json())
 
 
@@ -54,9 +57,9 @@ async def delete_file(gateway: Gateway, exchange: Exchange, principal: Principal
 @asynccontextmanager
 async def _upload(
     exchange: Exchange, most: int
-) -> AsyncIterator[tuple[str, AsyncIterator[bytes], Purpose]]:
-    """The file of a multipart form, and nothing else in it but its purpose. What is large lies in a
-    temporary file; `most`: bytes of it."""
+) -> AsyncIterator[tuple[str, AsyncIterator[bytes], Purpose, int | None]]:
+    """The file of a multipart form, and nothing else in it but its purpose and how many seconds it
+    stays. What is large lies in a temporary file; `most`: bytes of it."""
     kind = exchange.headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
         raise invalid("Send the file as multipart/form-data.", "", reason="unsupported_media_type")
@@ -75,25 +78,23 @@ async def _upload(
         raise invalid("The form cannot be read.", "", reason="invalid_form") from None
     try:
         for name in form:
-            if name.partition("[")[0] == "expires_after":
-                raise _no_expiry()
-            if name not in ("file", "purpose"):
+            if name not in ("file", "purpose", *_AGE):
                 raise invalid(f"Unknown parameter: '{name[:64]}'.", name[:64], reason=UNKNOWN)
         file, purpose = form.get("file"), form.get("purpose")
         if not isinstance(file, UploadFile):
             raise invalid("Missing required parameter: 'file'.", "file")
-        told = purpose_of(purpose)
-        yield file.filename or "", _pieces(file), told
+        yield file.filename or "", _pieces(file), purpose_of(purpose), age_of(_age(form))
     finally:
         await form.close()
 
 
-def _no_expiry() -> PenstockError:
-    why = (
-        "'expires_after' is not supported for files: they stay until they are deleted. A vector "
-        "store may expire, by an 'expires_after' of its own."
-    )
-    return invalid(why, "expires_after", reason=UNSUPPORTED)
+def _age(form: FormData) -> dict[str, Any] | None:
+    """`expires_after` of the form, whose every value is a text."""
+    told: dict[str, Any] = {_AGE[name]: form[name] for name in _AGE.keys() & form.keys()}
+    seconds = told.get("seconds")
+    if isinstance(seconds, str) and re.fullmatch("[0-9]{1,9}", seconds):
+        told["seconds"] = int(seconds)
+    return told or None
 
 
 async def _pieces(file: UploadFile) -> AsyncIterator[bytes]:

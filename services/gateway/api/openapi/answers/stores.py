@@ -18,6 +18,7 @@ class File(TypedDict):
     filename: str
     purpose: Purpose
     status: Literal["processed"]
+    expires_at: int | None
 
 
 class DeletedFile(TypedDict):
