@@ -37,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="default: as a worker chooses it",
     )
+    parser.add_argument(
+        "--quantization",
+        choices=("auto", "int8"),
+        default="auto",
+        help="of the weights; auto: as the checkpoint has them",
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--kernels", default="auto", help="of a CPU: an instruction set, or `reference`"
@@ -80,6 +86,7 @@ def main(args: argparse.Namespace) -> int:
             EngineConfig(
                 model=args.model,
                 dtype=args.dtype,
+                quantization=args.quantization,
                 device=args.device,
                 kernels=args.kernels,
                 block_size=args.block_size,
@@ -263,6 +270,7 @@ class _Run:
         }
         engine = {
             "dtype": info.dtype,
+            "quantization": self._engine.config.quantization,
             "device": info.device,
             "parameters": info.num_parameters,
             "num_blocks": info.num_blocks,

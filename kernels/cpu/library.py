@@ -48,6 +48,9 @@ class Library:
         self._pack = _function(
             library.penstock_pack, [pointer, pointer, number, number, ctypes.c_int], None
         )
+        self._pack_bytes = _function(
+            library.penstock_pack_bytes, [pointer, pointer, pointer, number, number], None
+        )
 
     @property
     def name(self) -> str:
@@ -59,11 +62,20 @@ class Library:
         """It multiplies pairs of bf16 and sums them in float: twice as fast as float alone."""
         return self.instruction_set == "avx512_bf16"
 
-    def pack(self, rows: NDArray[np.generic], panels: NDArray[np.generic]) -> None:
-        """A matrix by rows, [n, k] of 2- or 4-byte elements, into panels (native/tile.h) of the
-        same: [ceil(n / 16) * 16 * k]."""
+    def pack(
+        self,
+        rows: NDArray[np.generic],
+        panels: NDArray[np.generic],
+        scales: NDArray[np.float32] | None = None,
+    ) -> None:
+        """A matrix by rows, [n, k] of 1-, 2- or 4-byte elements, into panels (native/tile.h) of the
+        same (matrix.py's `elements_of`). `scales`: [n], of rows of int8."""
         n, k = rows.shape
-        self._pack(rows.ctypes.data, panels.ctypes.data, n, k, rows.itemsize)
+        if scales is None:
+            self._pack(rows.ctypes.data, panels.ctypes.data, n, k, rows.itemsize)
+        else:
+            addresses = rows.ctypes.data, scales.ctypes.data, panels.ctypes.data
+            self._pack_bytes(*addresses, n, k)
 
 
 def _function(function, arguments, result):  # type: ignore[no-untyped-def]

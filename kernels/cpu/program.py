@@ -318,7 +318,9 @@ class Program:
         if "matrix" in op:
             matrix: Matrix = op["matrix"]
             bias = None if matrix.bias is None else self._pointer(matrix.bias)
-            found.matrix = c.Matrix(self._pointer(matrix.panels), bias, matrix.n, matrix.k)
+            weights = c.INT8 if matrix.panels.dtype == np.int8 else c.AS_ROWS
+            panels = self._pointer(matrix.panels)
+            found.matrix = c.Matrix(panels, bias, matrix.n, matrix.k, weights)
         return found
 
     def _turn(self, rope: int, norm: QkNorm | None) -> tuple[c.Turn, float]:

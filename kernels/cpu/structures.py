@@ -7,6 +7,7 @@ ALL, WANTED, SAMPLED = range(3)
 FLOATS, BF16_WEIGHTS, BF16_CACHE, BF16_PRODUCTS = range(4)
 PLAIN, NORM, SILU_MUL, GELU_MUL = range(4)
 PUT, ADD = range(2)
+AS_ROWS, INT8 = range(2)
 OPERAND_PAD = 32
 
 
@@ -16,6 +17,7 @@ class Matrix(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("n", ctypes.c_int),
         ("k", ctypes.c_int),
+        ("weights", ctypes.c_int),
     ]
 
 

@@ -167,6 +167,12 @@ def _stack(parser: argparse.ArgumentParser) -> None:
         metavar="DIR_OR_HF_ID",
         help="checkpoint to serve, may be repeated (default: the shipped model)",
     )
+    parser.add_argument(
+        "--quantization",
+        choices=("auto", "int8"),
+        help="of the weights of all models that do not say so themselves; int8: rounded when they "
+        "are loaded (default PENSTOCK_WORKER__QUANTIZATION, else auto: as the checkpoint has them)",
+    )
     _pools(parser)
 
 

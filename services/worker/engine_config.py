@@ -15,6 +15,7 @@ def engine_config(settings: Settings, folder: str) -> EngineConfig:
     return EngineConfig(
         model=folder,
         dtype=own.dtype,
+        quantization=own.quantization,
         kernels=own.kernels,
         kv_dtype=own.kv_dtype,
         device=own.device,

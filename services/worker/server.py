@@ -65,7 +65,8 @@ class WorkerService(Service):
         """Loads the model in the engine's own process; returns when it can compute."""
         self._began = time.time()
         folder = await asyncio.to_thread(locate, self._model)
-        self._checkpoint = await asyncio.to_thread(_checkpoint, self._model, folder)
+        quantization = self.settings.worker.quantization
+        self._checkpoint = await asyncio.to_thread(_checkpoint, self._model, folder, quantization)
         self._engine = EngineClient(
             engine_config(self.settings, str(folder)),
             on_step=self._on_step,
@@ -189,6 +190,8 @@ class WorkerService(Service):
                 await self._links.drain(grace_s=1)  # routers must not try this worker again
 
 
-def _checkpoint(model: ModelSpec, folder: Path) -> Checkpoint:
-    """Raises OSError."""
-    return Checkpoint(model.name, digest(folder), text_digest(folder), model.path)
+def _checkpoint(model: ModelSpec, folder: Path, quantization: str) -> Checkpoint:
+    """Raises OSError. Weights that are rounded when they are loaded make another checkpoint of it:
+    no request goes on with them that others began, and no KV goes from one to the other."""
+    as_loaded = digest(folder) if quantization == "auto" else digest(folder, quantization)
+    return Checkpoint(model.name, as_loaded, text_digest(folder), model.path)

@@ -8,18 +8,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.cpu.library import Library
-from kernels.cpu.matrix import Matrix, elements_of
+from kernels.cpu.matrix import Matrix, elements_of, quantized
 from kernels.cpu.memory import zeros
 from kernels.cpu.program import Launched, Program
 
 
 def packed(
-    library: Library, weights: NDArray[np.generic], bias: NDArray[np.float32] | None = None
+    library: Library,
+    weights: NDArray[np.generic],
+    bias: NDArray[np.float32] | None = None,
+    int8: bool = False,
 ) -> Matrix:
-    """`weights`: [n, k], k even."""
+    """`weights`: [n, k], k even; a multiple of four where they are rounded to `int8`."""
     n, k = weights.shape
-    panels = zeros(elements_of(n, k), weights.dtype)
-    library.pack(np.ascontiguousarray(weights), panels)
+    scales = None
+    if int8:
+        weights, scales = quantized(weights.astype(np.float32))
+    panels = zeros(elements_of(n, k, weights.dtype), weights.dtype)
+    library.pack(np.ascontiguousarray(weights), panels, scales)
     return Matrix(panels, n, k, bias)
 
 

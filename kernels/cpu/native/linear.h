@@ -7,7 +7,10 @@ struct Matrix {
   const void* panels;
   const float* bias;  // [n], or null
   int n, k;
+  int weights;
 };
+
+enum Weights { AS_ROWS = 0, INT8 = 1 };  // of a matrix: in the program's format, or in their own
 
 enum Epilogue { PUT = 0, ADD = 1 };
 
@@ -41,6 +44,9 @@ struct Columns {
     else
       accumulate<P, (PANELS + 1) / 2>(sums, from, x_stride, panels, k, ahead);
     if (!(*claim)()) return;
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; p++) sums[r][p] = P::finish(sums[r][p], panels[p], k);
     if (width < PANELS * PANEL) return put_edge(sums, to);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
@@ -72,7 +78,7 @@ static void linear_tile(
     int next, Epilogue epilogue, Claim* claim) {
   typedef typename P::Weight Weight;
   const Weight* all = (const Weight*)w->panels;
-  long size = (long)w->k * PANEL;
+  long size = P::size(w->k);
   int last = (w->n - 1) / PANEL;
   Columns<P, PANELS> columns;
   for (int i = 0; i < PANELS; i++) columns.panels[i] = all + (panel + i < last ? panel + i : last) * size;

@@ -126,10 +126,25 @@ struct Kernels {
     by_rows(seat, run, rows, x->width, [=](int row, int end, int) {
       for (; row < end; row++) prepare(op, x, row, operand + row * stride);
     });
+    switch (op->matrix.weights) {
+      case AS_ROWS: return products<L>(seat, run, op, rows);
+      case INT8: return products<BytePanels<Row>>(seat, run, op, rows);
+    }
+  }
+
+  template <class W>
+  static void products(Seat* seat, const Run* run, const Op* op, int rows) {
     if (rows <= FEW_ROWS)
-      share_out(seat, ByColumns<L, FEW_PANELS>(run, op, rows));
+      share_out(seat, ByColumns<W, FEW_PANELS>(run, op, rows));
     else
-      share_out(seat, ByColumns<L, TILE_PANELS>(run, op, rows));
+      share_out(seat, ByColumns<W, TILE_PANELS>(run, op, rows));
+  }
+
+  static void embed_row(const Op* op, int id, float* to) {
+    switch (op->matrix.weights) {
+      case AS_ROWS: return embed<L>(&op->matrix, id, op->factor, to);
+      case INT8: return embed<BytePanels<Row>>(&op->matrix, id, op->factor, to);
+    }
   }
 
   static void rotary(Seat* seat, const Run* run, const Op* op) {
@@ -201,7 +216,7 @@ struct Kernels {
         });
       };
       switch (op->kind) {
-        case EMBED: each_row([=](int t, float* to) { embed<L>(&op->matrix, s->token_ids[t], op->factor, to); }); break;
+        case EMBED: each_row([=](int t, float* to) { embed_row(op, s->token_ids[t], to); }); break;
         case LINEAR:
           if (rows) linear(seat, run, op, rows);
           break;
@@ -274,6 +289,16 @@ EXPORT void penstock_pack(const void* from, void* to, long n, long k, int bytes)
           ((bf16*)to)[((panel * k / 2 + i / 2) * PANEL + column) * 2 + i % 2] =
               row < n ? ((const bf16*)from)[row * k + i] : 0;
       }
+    }
+}
+
+// Likewise int8 with a scale for each row; k a multiple of four.
+EXPORT void penstock_pack_bytes(const int8_t* from, const float* scales, int8_t* to, long n, long k) {
+  for (long first = 0; first < n; first += PANEL, to += Bytes::size(k))
+    for (long column = 0; column < PANEL; column++) {
+      long row = first + column;
+      for (long i = 0; i < k; i++) to[Bytes::at(i, column)] = row < n ? from[row * k + i] : 0;
+      ((float*)(to + k * PANEL))[column] = row < n ? scales[row] : 0;
     }
 }
 

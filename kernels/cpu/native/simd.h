@@ -81,12 +81,26 @@ static inline Lanes seconds(const void* p) {
   return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32((int)0xffff0000)))};
 }
 
+// Sixteen int8 as floats.
+static inline Lanes from_bytes(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
+
 #ifdef __AVX512BF16__
+struct Pairs {  // sixteen pairs of bf16
+  __m512bh v;
+};
+static inline Pairs load_pairs(const void* p) { return {(__m512bh)_mm512_loadu_si512(p)}; }
+// The sixteen int8 at p, and those behind them, exactly: of such a float the lower half is zeros.
+static inline Pairs pairs_of_bytes(const int8_t* p) {
+  __m512i first = _mm512_castps_si512(from_bytes(p).v), second = _mm512_castps_si512(from_bytes(p + PANEL).v);
+  return {(__m512bh)_mm512_or_si512(_mm512_srli_epi32(first, 16), second)};
+}
 // c + a.first * b.first + a.second * b.second; `a` is one pair for all lanes.
-static inline Lanes dot_pairs(const bf16* a, const void* b, Lanes c) {
+static inline Lanes dot_pairs(const bf16* a, Pairs b, Lanes c) {
   int pair;
   __builtin_memcpy(&pair, a, 4);
-  return {_mm512_dpbf16_ps(c.v, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)_mm512_loadu_si512(b))};
+  return {_mm512_dpbf16_ps(c.v, (__m512bh)_mm512_set1_epi32(pair), b.v)};
 }
 #endif
 
@@ -203,6 +217,11 @@ static inline Lanes seconds(const void* p) {
   const __m256i high = _mm256_set1_epi32((int)0xffff0000);
   return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q), high)),
           _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q + 1), high))};
+}
+
+static inline Lanes from_bytes(const int8_t* p) {
+  __m128i all = _mm_loadu_si128((const __m128i*)p);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(all)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(all, 8)))};
 }
 
 static inline Lanes part(const float* p, int count, float rest) {

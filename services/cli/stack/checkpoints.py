@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from kernels.cpu.library import Unavailable
 from services.common.checkpoint import is_hub_id, locate
 from services.common.config import ModelSpec, Settings
 from services.worker.engine.config import EngineConfig
+from services.worker.engine.cpu_runner import check_fits
 from services.worker.engine.draft_model import with_room
 from services.worker.engine.model_config import ModelConfig, UnsupportedModel
 from services.worker.engine.models.registry import read_config
@@ -57,6 +59,11 @@ def _check_engine(config: EngineConfig, model: ModelConfig) -> None:
     the smaller blocks, is seen only where the engine runs."""
     if config.device == "cpu" and config.kernels == "triton":
         raise ValueError("kernels 'triton' need a GPU, device is 'cpu'")
+    if config.quantization != "auto":
+        try:
+            check_fits(config, model)
+        except Unavailable as error:
+            raise ValueError(f"quantization {config.quantization!r}: {error}") from None
     if config.device == "cpu" and config.kv_dtype != "auto":
         raise ValueError(f"kv_dtype {config.kv_dtype!r} needs a GPU, device is 'cpu'")
     config = with_room(config)

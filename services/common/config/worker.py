@@ -20,6 +20,11 @@ class WorkerSettings(ServiceSettings):
         description="auto: the checkpoint's own where the device computes in it; "
         "float32 on a CPU without bfloat16's dot product",
     )
+    quantization: Literal["auto", "int8"] = Field(
+        "auto",
+        description="of the weights; auto: as the checkpoint has them; `int8`: rounded when they "
+        "are loaded, half of bfloat16's bytes, on a CPU",
+    )
     kernels: Literal["auto", "reference", "triton", "avx2", "avx512", "avx512_bf16"] = Field(
         "auto",
         description="on a CPU: an instruction set; on a GPU: `triton`; on any: `reference`, which "

@@ -11,6 +11,7 @@ SCORED_ROWS = 32
 """Rows of logits of one step for prompt tokens whose logprobs are wanted, at most."""
 GUESSED_ROWS = 128
 """Likewise, for guesses of tokens."""
+QUANTIZATIONS = ("auto", "int8")
 KERNELS = ("auto", "reference", "triton", *CPU_KERNELS)
 SPECULATIONS = ("off", "ngram", "draft")
 MOST_GUESSES = 32
@@ -26,6 +27,9 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: the checkpoint's own where the device computes in it, or float32 for float16, whose
     values it holds all. On a CPU without bfloat16's dot product: float32."""
+    quantization: Literal["auto", "int8"] = "auto"
+    """Of matrices. auto: as the checkpoint has them; int8: rounded when they are loaded, with a
+    scale for each row (decision 0061), on the C++ kernels of a CPU."""
     kernels: str = "auto"
     """On a CPU: an instruction set of kernels/cpu; on an NVIDIA GPU: "triton"; on any: "reference",
     which is PyTorch. auto: the best."""
@@ -129,10 +133,20 @@ class EngineConfig:
             )
         if self.kernels not in KERNELS:
             raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, is {self.kernels!r}")
+        if self.quantization not in QUANTIZATIONS:
+            raise ValueError(
+                f"quantization must be one of {', '.join(QUANTIZATIONS)}, is {self.quantization!r}"
+            )
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"device must be cpu, cuda or cuda:NUMBER, is {self.device!r}")
         if self.kernels in CPU_KERNELS and self.device != "cpu":
             raise ValueError(f"kernels {self.kernels!r} are a CPU's, device is {self.device!r}")
+        if self.quantization != "auto":
+            needs = f"quantization {self.quantization!r} needs the C++ kernels of a CPU"
+            if self.device != "cpu":
+                raise ValueError(f"{needs}, device is {self.device!r}")
+            if self.kernels not in ("auto", *CPU_KERNELS):
+                raise ValueError(f"{needs}, kernels are {self.kernels!r}")
         if self.kv_dtype not in ("auto", "fp8"):
             raise ValueError(f"kv_dtype must be auto or fp8, is {self.kv_dtype!r}")
         if not os.path.isdir(self.model):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.cpu.library import Library, Unavailable
-from kernels.cpu.matrix import PANEL
+from kernels.cpu.matrix import BYTES_STEP, PANEL
 from kernels.cpu.program import Geometry, Launched, Limits, Program
 from kernels.cpu.recorder import Recorder
 from services.worker.engine.config import EngineConfig
@@ -33,11 +33,12 @@ log = logging.getLogger(__name__)
 
 def check_fits(config: EngineConfig, model: ModelConfig) -> None:
     """Raises Unavailable if the kernels cannot run the model so."""
+    step = BYTES_STEP if config.quantization == "int8" else 2
     for name, size, multiple in (
         ("head_dim", model.head_dim, PANEL),
         ("block_size", config.block_size, PANEL),
-        ("hidden_size", model.hidden_size, 2),
-        ("intermediate_size", model.intermediate_size, 2),
+        ("hidden_size", model.hidden_size, step),
+        ("intermediate_size", model.intermediate_size, step),
     ):
         if size % multiple:
             raise Unavailable(f"{name} {size} is no multiple of {multiple}")
@@ -58,7 +59,9 @@ class CpuRunner:
         threads = config.threads or usable_cores()
         if threads > usable_cores():
             log.warning("threads %d wait for %d processors' turns", threads, usable_cores())
-        weights = CpuWeights(library, config.model, model, dtype, config.packed_dir, threads)
+        weights = CpuWeights(
+            library, config.model, model, dtype, config.packed_dir, threads, config.quantization
+        )
         blocks = num_blocks(config, model, dtype)
         context = max_model_len(config, model, blocks)
         recorder = Recorder()

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.cpu.library import Library
-from kernels.cpu.matrix import PANEL, Matrix, elements_of
+from kernels.cpu.matrix import PANEL, Matrix, elements_of, quantized
 from kernels.cpu.memory import HUGE, LINE, huge_bytes, zeros
 from kernels.cpu.program import Format
 from services.worker.engine import packed_file
@@ -45,7 +45,7 @@ class _Part:
 
     @property
     def end(self) -> int:
-        elements = elements_of(self.n, self.k) if self.in_panels else self.n
+        elements = elements_of(self.n, self.k, self.dtype) if self.in_panels else self.n
         return self.offset + elements * np.dtype(self.dtype).itemsize
 
 
@@ -53,8 +53,9 @@ class _Layout:
     """Where each tensor lies, in the order in which the model asks for them; tied ones lie once. As
     `Weights`."""
 
-    def __init__(self, number_format: Format) -> None:
-        self._matrices = "float32" if number_format == "float32" else "uint16"
+    def __init__(self, number_format: Format, quantization: str) -> None:
+        of_rows = "float32" if number_format == "float32" else "uint16"
+        self._matrices = "int8" if quantization == "int8" else of_rows
         self.parts: dict[tuple[str, ...], _Part] = {}
         self.end = 0
 
@@ -91,14 +92,15 @@ class CpuWeights:
         dtype: Dtype,
         packed_dir: str | None,
         threads: int,
+        quantization: str = "auto",
     ) -> None:
-        """`dtype`: in which is computed. Matrices stored in bfloat16 stay so in any case.
-        `threads`: that pack. Raises UnsupportedModel."""
+        """`dtype`: in which is computed. Matrices stored in bfloat16 stay so in any case, but for
+        `quantization`, see EngineConfig. `threads`: that pack. Raises UnsupportedModel."""
         with open_checkpoint(directory, model) as checkpoint:
             tensors = checkpoint.tensors
             self.num_parameters = sum(stored.size for stored in tensors.values())
             self.format: Format = _format(dtype, tensors)
-            layout = _Layout(self.format)
+            layout = _Layout(self.format, quantization)
             build_model(model, layout)
             packer = _Packer(library, checkpoint, layout, threads)
             about = f"{checkpoint.fingerprint} {library.name} {list(layout.parts.values())}"
@@ -221,11 +223,15 @@ class _Packer:
             vectors = [self._checkpoint.tensors[name].float32() for name in part.names]
             whole = np.concatenate(vectors) + np.float32(part.plus)
             return part.offset, whole.view(np.uint8)
-        panel = PANEL * part.k * np.dtype(part.dtype).itemsize
+        panel = elements_of(PANEL, part.k, part.dtype) * np.dtype(part.dtype).itemsize
         begin, end = (first - part.offset) // panel, -(-(last - part.offset) // panel)
         rows = self._rows(part, begin * PANEL, min(part.n, end * PANEL))
-        content = np.empty(elements_of(*rows.shape), rows.dtype)
-        self._library.pack(rows, content)
+        content = np.empty(elements_of(*rows.shape, part.dtype), part.dtype)
+        if part.dtype == "int8":
+            found, scales = quantized(rows.view(np.float32))
+            self._library.pack(found, content, scales)
+        else:
+            self._library.pack(rows, content)
         return part.offset + begin * panel, content.view(np.uint8)
 
     def _rows(self, part: _Part, first: int, last: int) -> NDArray[np.generic]:
@@ -235,8 +241,7 @@ class _Packer:
             stored = self._checkpoint.tensors[name]
             own = max(0, first - above), min(stored.shape[0], last - above)
             if own[0] < own[1]:
-                found.append(
-                    stored.float32(*own) if part.dtype == "float32" else stored.bfloat16(*own)
-                )
+                exact = stored.float32 if part.dtype != "uint16" else stored.bfloat16
+                found.append(exact(*own))
             above += stored.shape[0]
         return np.concatenate(found) if len(found) > 1 else found[0]

@@ -105,18 +105,21 @@ def _library(config: EngineConfig, model: ModelConfig) -> Library | None:
     cannot but were asked for."""
     if config.device != "cpu" or config.kernels == "reference":
         return None
-    asked = config.kernels != "auto"
+    asked = "kernels" if config.kernels != "auto" else ""
+    if not asked and config.quantization != "auto":
+        asked = "quantization"
     try:
         from services.worker.engine.cpu_runner import check_fits
 
         check_fits(config, model)
-        found = config.kernels if asked else next(iter(built()), None)
+        of_all = config.kernels == "auto"
+        found = next(iter(built()), None) if of_all else config.kernels
         if found is None:
             raise Unavailable("none is built for this processor (python kernels/cpu/build.py)")
         return Library(found)
     except Unavailable as error:
         if asked:
-            raise ValueError(f"kernels {config.kernels!r}: {error}") from error
+            raise ValueError(f"{asked} {getattr(config, asked)!r}: {error}") from error
         log.warning("the CPU kernels are not used, PyTorch is, which is slower: %s", error)
         return None
 

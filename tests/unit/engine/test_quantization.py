@@ -1,0 +1,194 @@
+"""Weights that are rounded to int8 when they are loaded: what they stand for is what is computed,
+by all kernels and in all ways of going through an engine; where it does not fit it is refused."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kernels.cpu.library import built
+from kernels.cpu.matrix import quantized
+from services.common.checkpoint import digest
+from services.worker.engine import EngineConfig, Request
+from services.worker.engine.engine import Engine
+from tests.unit.engine import checkpoints
+from tests.unit.engine.driving import drive, generate, greedy, make_engine, make_prompts
+from tests.unit.engine.guessing import KINDS, guessing_engine, requests_of, told
+from tests.unit.engine.test_engine_parity import watch_logits
+
+pytestmark = pytest.mark.skipif(not built(), reason="no kernels for this processor")
+
+Checkpoint = Callable[..., Path]
+
+
+def rounded(folder: Path, to: Path) -> Path:
+    """A copy with the values that int8 of its matrices stand for."""
+    shutil.copytree(folder, to)
+    tensors = load_file(to / "model.safetensors")
+    for name, tensor in tensors.items():
+        if tensor.dim() == 2:
+            found, scales = quantized(tensor.float().numpy())
+            tensors[name] = torch.from_numpy(found * scales[:, None])
+    save_file(tensors, to / "model.safetensors", {"format": "pt"})
+    return to
+
+
+def logits_by(
+    folder: Path, output: list[int], monkeypatch: pytest.MonkeyPatch, **how: Any
+) -> torch.Tensor:
+    """Behind a prompt in pieces, and behind each token of an answer."""
+    prompt = list(range(3, 93)) + output
+    engine = make_engine(folder, max_batched_tokens=16, **how)
+    seen: list[torch.Tensor] = []
+    watch_logits(engine, seen, monkeypatch)
+    generate(engine, [prompt], greedy(1))
+    return torch.cat(seen)
+
+
+@pytest.mark.parametrize("kernels", built())
+@pytest.mark.parametrize("variant", [v for v in checkpoints.VARIANTS if v != "head-dim"])
+def test_what_is_computed_is_of_the_values_that_int8_stand_for(
+    checkpoint: Checkpoint,
+    variant: str,
+    kernels: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every family, tied and not, with biases: beside the same checkpoint of rounded values."""
+    folder = rounded(checkpoint(variant), tmp_path / "rounded")
+    for output in ([], [7], [7, 9]):
+        mine = logits_by(
+            checkpoint(variant), output, monkeypatch, quantization="int8", kernels=kernels
+        )
+        theirs = logits_by(folder, output, monkeypatch, kernels=kernels)
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_take_a_quarter_of_float32(checkpoint: Checkpoint) -> None:
+    wide, narrow = (make_engine(checkpoint(), quantization=q).info for q in ("auto", "int8"))
+    assert narrow.num_parameters == wide.num_parameters
+    assert narrow.parameter_bytes < 0.32 * wide.parameter_bytes  # a scale for each row of 64
+
+
+def test_each_quantization_is_packed_in_a_file_of_its_own(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    settings = {"packed_dir": str(tmp_path)}
+    places = [
+        make_engine(checkpoint(), quantization=q, **settings).info.weights
+        for q in ("auto", "int8", "int8")
+    ]
+    assert places[0] != places[1] == places[2]
+    assert len(list(tmp_path.glob("*.packed"))) == 2
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint: Checkpoint) -> dict[str, list[int]]:
+    engine = make_engine(checkpoint(), quantization="int8", prefix_caching=False)
+    return {one.request_id: drive(engine, [one]).tokens[one.request_id] for one in work()}
+
+
+def work() -> list[Request]:
+    """With a common beginning, greedy and drawn."""
+    return requests_of(KINDS)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"num_blocks": 9},
+        {"max_batched_tokens": 16},
+        {"overlap": True},
+        {"threads": 3},
+    ],
+    ids=["together", "preempted", "chunked", "overlapped", "threads"],
+)
+def test_ways_through_the_engine_change_nothing(
+    checkpoint: Checkpoint, alone: dict[str, list[int]], how: dict[str, Any]
+) -> None:
+    engine = make_engine(checkpoint(), quantization="int8", **how)
+    assert drive(engine, work()).tokens == alone
+    assert drive(engine, work()).tokens == alone  # from the prefix cache
+
+
+def test_guesses_change_nothing(
+    checkpoint: Checkpoint, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = drive(make_engine(checkpoint(), quantization="int8"), work())
+    engine = guessing_engine(checkpoint(), monkeypatch, alone, quantization="int8")
+    found = drive(engine, work())
+    assert told(found) == told(plain)
+    assert sum(step.accepted_tokens for step in found.steps)
+
+
+def test_a_split_and_going_on_elsewhere_change_nothing(
+    checkpoint: Checkpoint, alone: dict[str, list[int]]
+) -> None:
+    prefill, decode = (make_engine(checkpoint(), quantization="int8") for _ in range(2))
+    one = work()[0]
+    name, tokens = one.request_id, alone[one.request_id]
+    decode.add(replace(one, remote_prefill=True))
+    decode.step()
+    for step in drive(prefill, [replace(one, prefill_only=True, export_kv="inline")]).steps:
+        for blocks in step.kv_exports:
+            decode.write_kv(blocks)
+    decode.start_decode(name, tokens[0])
+    assert drive(decode, []).tokens[name] == tokens[1:]
+    rest = replace(
+        one,
+        prompt_token_ids=one.prompt_token_ids + tokens[:9],
+        sampling=replace(one.sampling, max_tokens=one.sampling.max_tokens - 9),
+        generated_prefix=9,
+    )
+    assert drive(prefill, [rest]).tokens[name] == tokens[9:]
+
+
+def test_answers_are_near_those_of_the_weights_as_they_are(checkpoint: Checkpoint) -> None:
+    """Beside random weights of 64 features, which are rounded worse than any model's."""
+    prompts = make_prompts(24)
+    exact, near = (
+        generate(make_engine(checkpoint(), quantization=q), prompts, greedy(1))
+        for q in ("auto", "int8")
+    )
+    assert sum(a == b for a, b in zip(exact, near, strict=True)) >= 20
+
+
+def test_rounded_weights_are_another_checkpoint(checkpoint: Checkpoint) -> None:
+    """So nobody goes on with them what others began, and no KV goes from one to the other."""
+    assert digest(checkpoint(), "int8") != digest(checkpoint())
+    assert len(digest(checkpoint(), "int8")) == 16
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"quantization": "int3"}, "quantization must be one of auto, int8, is 'int3'"),
+        ({"quantization": "int8", "device": "cuda"}, "needs the C.. kernels of a CPU, device is"),
+        ({"quantization": "int8", "kernels": "reference"}, "of a CPU, kernels are 'reference'"),
+        ({"quantization": "int8", "kernels": "triton"}, "of a CPU, kernels are 'triton'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    checkpoint: Checkpoint, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        EngineConfig(model=str(checkpoint()), **settings)
+
+
+def test_what_the_kernels_cannot_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    """And not computed by PyTorch instead, as it would be without."""
+    narrow = checkpoints.make(tmp_path / "narrow", "gqa", intermediate_size=98)
+    heads = checkpoints.make(tmp_path / "heads", "head-dim")
+    for folder, words in (
+        (narrow, "intermediate_size 98 is no multiple of 4"),
+        (heads, "head_dim"),
+    ):
+        (folder / "model.safetensors").unlink()
+        with pytest.raises(ValueError, match=f"quantization 'int8': {words}"):
+            Engine(EngineConfig(model=str(folder), quantization="int8"))
