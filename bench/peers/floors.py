@@ -48,7 +48,7 @@ def typical(looks: Sequence[Machine]) -> Machine:
 
 def measure(threads: int, folder: Path) -> Machine:
     """A few seconds. `folder`: where the program that reads memory is built."""
-    return Machine(_flop_per_s(threads), _bytes_per_s(threads, folder))
+    return Machine(_flop_per_s(threads), bytes_per_s(threads, folder))
 
 
 def _flop_per_s(threads: int) -> dict[str, float]:
@@ -71,7 +71,8 @@ def _flop_per_s(threads: int) -> dict[str, float]:
     return best
 
 
-def _bytes_per_s(threads: int, folder: Path) -> dict[str, float]:
+def bytes_per_s(threads: int, folder: Path) -> dict[str, float]:
+    """Of a plain read. `folder`: where the program that reads memory is built."""
     compiler = build.compiler()
     if compiler is None:
         return {}

@@ -26,7 +26,7 @@ class Matrix:
 
     def rows(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Those rows, [len(ids), k]. Slow: each lies all over its panel."""
-        places, step = np.asarray(ids), 2 if self.panels.itemsize == 2 else 1
+        places, step = np.asarray(ids, np.intp), 2 if self.panels.itemsize == 2 else 1
         of_panel = self.panels.reshape(-1, elements_of(PANEL, self.k, self.panels.dtype))
         panels = of_panel[:, : self.k * PANEL].reshape(-1, self.k // step, PANEL, step)
         found = panels[places // PANEL, :, places % PANEL].reshape(len(places), self.k)

@@ -1,0 +1,173 @@
+"""What a weight format costs in quality and brings in speed (docs/quantization.md).
+
+    python -m bench.quantization quality [--model models/demo] [--count 50]
+    python -m bench.quantization speed --model DIR [--rounds 5] [--json FILE]
+
+quality: the demonstration model's tasks over names that training never saw, beside the weights as
+they are: the share of answers that are right to the letter, in how many of their tokens the
+likeliest one is the same, and the KL divergence of the logits behind them, in nats a token. The
+arithmetic is float32, on the values that a format's weights stand for: what differs is the format.
+
+speed: a decode step of one sequence by each format in turn, and between them a plain read of
+memory. Told is how many bytes a second the step's weights and KV come to, and what share of the
+plain read that is; of both the best of a round, and of rounds the median.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean, median
+from typing import TYPE_CHECKING, Any
+
+from bench.result_file import checkpoint_folder, result_file
+from kernels.cpu.matrix import quantized
+from services.worker.engine.config import QUANTIZATIONS, EngineConfig
+from services.worker.engine.models.registry import read_config
+
+if TYPE_CHECKING:
+    from models.recipe.model import Llama
+    from services.worker.engine.runner import Runner
+
+CONTEXT, STEPS_S = 128, 1.0
+"""Tokens behind a decode; how long steps of a format are taken at a time."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parts = parser.add_subparsers(dest="part", required=True)
+    of_quality = parts.add_parser("quality")
+    of_quality.add_argument("--model", type=checkpoint_folder, default=Path("models/demo"))
+    of_quality.add_argument("--count", type=int, default=50, help="answers of a task")
+    of_quality.add_argument("--skills", nargs="+", default=None, help="default: all")
+    of_speed = parts.add_parser("speed")
+    of_speed.add_argument("--model", type=checkpoint_folder, required=True)
+    of_speed.add_argument("--rounds", type=int, default=5)
+    for part in (of_quality, of_speed):
+        part.add_argument("--json", type=result_file, help="where the table goes, too")
+    given = parser.parse_args()
+    told = quality(given) if given.part == "quality" else speed(given)
+    rows = []
+    for row in told:
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+def quality(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """For each format a row of each task, then one of all."""
+    import torch
+
+    from models.recipe import evaluate
+    from models.recipe.export import load
+    from models.recipe.template import render
+
+    exact, tokenizer = load(given.model)
+    near, _ = load(given.model)
+    round_to_int8(near)
+    for name, model in (("as stored", exact), ("int8", near)):
+        rows = []
+        for skill in given.skills or evaluate.SKILLS:
+            score = evaluate.measure(model, tokenizer, skill, given.count)
+            same, apart = [], []
+            for case in evaluate.cases(skill, given.count) if model is near else ():
+                ids = tokenizer.encode(render(case), add_special_tokens=False).ids
+                start = evaluate.answer_start(ids)
+                with torch.no_grad():
+                    wanted, found = (
+                        m.logits(m.hidden(torch.tensor([ids[:-1]]))[0, start - 1 :])
+                        for m in (exact, near)
+                    )
+                same += (wanted.argmax(-1) == found.argmax(-1)).tolist()
+                apart += kl(wanted, found).tolist()
+            row = {"format": name, "task": skill, "right": score}
+            if same:
+                row |= {"tokens_agree": 100 * mean(same), "kl": mean(apart)}
+            rows.append(row)
+            yield row
+        of_all = {
+            key: mean(row[key] for row in rows) for key in rows[0].keys() - {"format", "task"}
+        }
+        yield {"format": name, "task": "all", **of_all}
+
+
+def round_to_int8(model: "Llama") -> None:
+    """Its matrices, to the values that int8 stand for."""
+    import torch
+
+    with torch.no_grad():
+        for weights in {id(p): p for p in model.parameters() if p.dim() == 2}.values():
+            found, scales = quantized(weights.numpy())
+            weights.copy_(torch.from_numpy(found * scales[:, None]))
+
+
+def kl(wanted: Any, found: Any) -> Any:
+    """Of each row of logits [rows, vocab], in nats: of the distribution that is wanted from the
+    one that was found."""
+    p, q = wanted.double().log_softmax(-1), found.double().log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1)
+
+
+def speed(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row of each round and format, then one of each format's medians."""
+    from bench.peers.floors import bytes_per_s
+    from services.worker.engine.runner import make_runner
+
+    threads = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as folder:
+        runners = {
+            name: make_runner(
+                EngineConfig(
+                    str(given.model),
+                    quantization=name,
+                    num_blocks=16,
+                    max_model_len=2 * CONTEXT,
+                    threads=threads,
+                )
+            )
+            for name in QUANTIZATIONS
+        }
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in runners}
+        for number in range(given.rounds):
+            for name, runner in runners.items():
+                read = max(bytes_per_s(threads, Path(folder)).values())
+                step_s = best_step_s(runner)
+                size = step_bytes(runner, given.model)
+                row = {
+                    "step_ms": step_s * 1e3,
+                    "step_mb": size / 1e6,
+                    "gb_per_s": size / step_s / 1e9,
+                    "plain_read_gb_per_s": read / 1e9,
+                    "share": size / step_s / read,
+                }
+                found[name].append(row)
+                yield {"format": name, "round": number, **row}
+    for name, rows in found.items():
+        yield {"format": name, **{key: median(row[key] for row in rows) for key in rows[0]}}
+
+
+def best_step_s(runner: "Runner") -> float:
+    from bench.sweep import decode_plan
+
+    plan, times, began = decode_plan(1, CONTEXT), [], time.perf_counter()
+    while len(times) < 5 or time.perf_counter() - began < STEPS_S:
+        times.append(runner.collect(runner.launch(plan)).seconds)
+    return min(times)
+
+
+def step_bytes(runner: "Runner", folder: Path) -> int:
+    """That a decode of one sequence must read: its keys and values, and all weights but those of an
+    embedding that is not the head, too, of which it takes a row."""
+    model, info = read_config(folder), runner.info
+    table = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
+    of_table = info.parameter_bytes * table // info.num_parameters
+    return info.parameter_bytes - of_table + info.kv_bytes_per_block * CONTEXT // info.block_size
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
