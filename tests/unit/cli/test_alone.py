@@ -88,6 +88,8 @@ def test_one_in_a_lost_ones_place_is_told_so(
     again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
-    stack = up.local_stack(Namespace(model=[], prefill=None, decode=None), None, again=again)
+    stack = up.local_stack(
+        Namespace(model=[], prefill=None, decode=None, quantization=None), None, again=again
+    )
     assert isinstance(stack._ground, LocalGround)
     assert stack._ground._again is again

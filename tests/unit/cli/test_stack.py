@@ -89,7 +89,7 @@ async def test_the_laptop_s_key_stays_until_it_is_revoked_or_redis_knows_it_no_m
 
 
 def arguments(**given: Any) -> Namespace:
-    return Namespace(**{"model": [], "prefill": None, "decode": None} | given)
+    return Namespace(**{"model": [], "prefill": None, "decode": None, "quantization": None} | given)
 
 
 def test_arguments_come_before_settings_and_those_before_what_is_shipped(
@@ -117,6 +117,15 @@ def test_arguments_come_before_settings_and_those_before_what_is_shipped(
     monkeypatch.setenv("PENSTOCK_WORKER__REPLICAS", "2")
     assert pools() == {"prefill": 2, "decode": 2}
     assert pools(prefill=0) == {"both": 2}
+    assert made().worker.quantization == "auto"
+    monkeypatch.setenv("PENSTOCK_WORKER__QUANTIZATION", "int8")
+    assert made().worker.quantization == "int8"
+    assert made(quantization="auto").worker.quantization == "auto"
+    given = made(quantization="int8", model=["org/given"])
+    assert given.of_worker(given.models[0], "prefill").worker.quantization == "int8"
+    exact = given.models[0].model_copy(update={"worker": {"quantization": "auto"}})
+    assert given.of_worker(exact, "prefill").worker.quantization == "auto", "it says so itself"
+
     own = '[{"name": "own", "path": "/own", "decode": {"replicas": 5}}]'
     monkeypatch.setenv("PENSTOCK_MODELS", own)
     assert pools(prefill=3, decode=3) == {"both": 5}, "a model that names its pools has those"

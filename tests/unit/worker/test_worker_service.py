@@ -84,6 +84,15 @@ async def test_the_engine_and_the_registry_are_told_the_settings(tmp_path: Path)
         assert worker.news[0].load.max_running == 5
 
 
+async def test_rounded_weights_are_registered_as_another_checkpoint(tmp_path: Path) -> None:
+    """So neither requests nor KV go between them and the weights as they are."""
+    async with running_worker(tmp_path, quantization="int8") as worker:
+        assert worker.engine.config.quantization == "int8"
+        told = worker.service.describe()
+        assert told["digest"] == digest(tmp_path, "int8") != digest(tmp_path)
+        assert told["kv_format"].startswith(told["digest"])
+
+
 async def test_without_a_limit_the_checkpoints_own_holds(worker: Worker) -> None:
     assert worker.engine.config.max_model_len is None
     assert worker.engine.config.target_itl_ms is None

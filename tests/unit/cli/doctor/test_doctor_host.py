@@ -140,6 +140,16 @@ async def test_a_checkpoint_is_read_as_an_engine_would(tmp_path: Path, settings:
         ({"worker": {"max_model_len": 10**8}}, "model demo", "exceeds the model's context"),
         ({"worker": {"kernels": "triton"}}, "model demo", "kernels 'triton' need a GPU"),
         ({"worker": {"kv_dtype": "fp8"}}, "model demo", "kv_dtype 'fp8' needs a GPU"),
+        (
+            {"worker": {"quantization": "int8", "kernels": "reference"}},
+            "model demo",
+            "quantization 'int8' needs the C",
+        ),
+        (
+            {"worker": {"quantization": "int8", "block_size": 8}},
+            "model demo",
+            "quantization 'int8': block_size 8 is no multiple of 16",
+        ),
         ({"worker": {"max_running": 1000}}, "model demo", "max_batched_tokens"),
         ({"retrieval": {"embedding_model": "/nope"}}, "embedding model", "no folder /nope"),
         ({"retrieval": {"embedding_model": "/"}}, "embedding model", "/ has no config.json"),
