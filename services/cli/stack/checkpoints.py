@@ -60,15 +60,22 @@ def _check_engine(config: EngineConfig, model: ModelConfig) -> None:
     if config.device == "cpu" and config.kernels == "triton":
         raise ValueError("kernels 'triton' need a GPU, device is 'cpu'")
     if config.quantization != "auto":
-        try:
-            check_fits(config, model)
-        except Unavailable as error:
-            raise ValueError(f"quantization {config.quantization!r}: {error}") from None
+        _check_quantization(config, model)
     if config.device == "cpu" and config.kv_dtype != "auto":
         raise ValueError(f"kv_dtype {config.kv_dtype!r} needs a GPU, device is 'cpu'")
     config = with_room(config)
     dtype = choose_dtype(config.dtype, model, config.device, has_dot=True)
     max_model_len(config, model, num_blocks(config, model, dtype))
+
+
+def _check_quantization(config: EngineConfig, model: ModelConfig) -> None:
+    draft = config.draft_model
+    models = {"": model} | ({"draft_model: ": read_config(draft)} if draft else {})
+    for whose, one in models.items():
+        try:
+            check_fits(config, one)
+        except Unavailable as error:
+            raise ValueError(f"{whose}quantization {config.quantization!r}: {error}") from None
 
 
 def check_embeddings(name: str) -> None:

@@ -111,7 +111,10 @@ class DraftProposer:
             num_blocks=info.num_blocks,
             max_model_len=min(info.max_model_len, context),
         )
-        self._runner: Runner | None = make_runner(config)
+        try:
+            self._runner: Runner | None = make_runner(config)
+        except ValueError as error:
+            raise ValueError(f"draft_model: {error}") from error
         self._context = self._runner.info.max_model_len
         self._block_size, self._most = config.block_size, config.max_batched_tokens
         self._shares = config.prefix_caching

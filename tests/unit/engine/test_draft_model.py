@@ -274,3 +274,17 @@ def test_on_triton(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> N
     found = drive(drafting(folder, folder, kernels="triton", **small), asked)
     assert found.tokens == want.tokens
     assert sum(step.accepted_tokens for step in found.steps) >= 3
+
+
+@pytest.mark.skipif(not supported(), reason="no kernels for this processor")
+@pytest.mark.usefixtures("eager")
+def test_its_weights_are_rounded_as_the_models_are(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = checkpoint()
+    asked = requests_of([{"temperature": 0.0}, {"temperature": 1.0}])
+    want = drive(make_engine(folder, quantization="int8"), asked)
+    found = drive(drafting(folder, folder, quantization="int8"), asked)
+    assert told(found) == told(want)
+    assert accepted(found) > 0.97
+    narrow = make(tmp_path, "gqa", intermediate_size=98)
+    with pytest.raises(ValueError, match="draft_model: quantization 'int8': intermediate_size 98"):
+        drafting(folder, narrow, quantization="int8")

@@ -1,5 +1,6 @@
 """The machine, the data directory, checkpoints and certificates, with a fault each."""
 
+import json
 import os
 import resource
 import shutil
@@ -167,6 +168,18 @@ async def test_what_up_would_refuse_is_told(
         return
     with pytest.raises(RuntimeError, match=names):
         LocalGround(print).checked(own.model_copy(update={"models": local_models([])}))
+
+
+async def test_what_a_draft_models_weights_cannot_be_is_told(
+    tmp_path: Path, settings: Make
+) -> None:
+    draft = Path(shutil.copytree(Path(models.__path__[0]) / "demo-draft", tmp_path / "draft"))
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"intermediate_size": 98}))
+    worker = {"quantization": "int8", "speculation": "draft", "draft_model": str(draft)}
+    finding = about(await checkpoints.check(Installation(settings(worker=worker))), "model demo")
+    assert finding.state == "failed"
+    assert "draft_model: quantization 'int8': intermediate_size 98 is no" in finding.told
 
 
 # -- certificates
