@@ -123,8 +123,10 @@ def test_arguments_come_before_settings_and_those_before_what_is_shipped(
     assert made(quantization="auto").worker.quantization == "auto"
     given = made(quantization="int8", model=["org/given"])
     assert given.of_worker(given.models[0], "prefill").worker.quantization == "int8"
-    exact = given.models[0].model_copy(update={"worker": {"quantization": "auto"}})
-    assert given.of_worker(exact, "prefill").worker.quantization == "auto", "it says so itself"
+    told = {"name": "given", "path": "/own", "worker": {"quantization": "auto"}}
+    exact = ModelSpec.model_validate(told)
+    role = next(iter(exact.pools))
+    assert given.of_worker(exact, role).worker.quantization == "auto", "it says so itself"
 
     own = '[{"name": "own", "path": "/own", "decode": {"replicas": 5}}]'
     monkeypatch.setenv("PENSTOCK_MODELS", own)
