@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.result_file import checkpoint_folder, result_file
 from kernels.cpu.matrix import quantized
-from services.worker.engine.config import QUANTIZATIONS, EngineConfig
+from services.worker.engine.config import QUANTIZATIONS, EngineConfig, Quantization
 from services.worker.engine.models.registry import read_config
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def quality(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     near, _ = load(given.model)
     round_to_int8(near)
     for name, model in (("as stored", exact), ("int8", near)):
-        rows = []
+        rows: list[dict[str, Any]] = []
         for skill in given.skills or evaluate.SKILLS:
             score = evaluate.measure(model, tokenizer, skill, given.count)
             same, apart = [], []
@@ -132,7 +132,7 @@ def speed(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             )
             for name in QUANTIZATIONS
         }
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in runners}
+        found: dict[Quantization, list[dict[str, float]]] = {name: [] for name in runners}
         for number in range(given.rounds):
             for name, runner in runners.items():
                 read = max(bytes_per_s(threads, Path(folder)).values())
@@ -154,7 +154,8 @@ def speed(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def best_step_s(runner: "Runner") -> float:
     from bench.sweep import decode_plan
 
-    plan, times, began = decode_plan(1, CONTEXT), [], time.perf_counter()
+    plan, began = decode_plan(1, CONTEXT), time.perf_counter()
+    times: list[float] = []
     while len(times) < 5 or time.perf_counter() - began < STEPS_S:
         times.append(runner.collect(runner.launch(plan)).seconds)
     return min(times)

@@ -34,7 +34,8 @@ class Matrix:
             return (found.astype(np.uint32) << 16).view(np.float32)
         if self.panels.itemsize == 1:
             scales = of_panel[:, self.k * PANEL :].copy().view(np.float32)
-            return found * scales[places // PANEL, places % PANEL][:, None]
+            of_rows: NDArray[np.float32] = scales[places // PANEL, places % PANEL][:, None]
+            return found.astype(np.float32) * of_rows
         return found.astype(np.float32, copy=False)
 
 

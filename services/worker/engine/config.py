@@ -4,14 +4,15 @@ import math
 import os
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 CPU_KERNELS = ("avx2", "avx512", "avx512_bf16")
 SCORED_ROWS = 32
 """Rows of logits of one step for prompt tokens whose logprobs are wanted, at most."""
 GUESSED_ROWS = 128
 """Likewise, for guesses of tokens."""
-QUANTIZATIONS = ("auto", "int8")
+Quantization = Literal["auto", "int8"]
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 KERNELS = ("auto", "reference", "triton", *CPU_KERNELS)
 SPECULATIONS = ("off", "ngram", "draft")
 MOST_GUESSES = 32
@@ -27,7 +28,7 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: the checkpoint's own where the device computes in it, or float32 for float16, whose
     values it holds all. On a CPU without bfloat16's dot product: float32."""
-    quantization: Literal["auto", "int8"] = "auto"
+    quantization: Quantization = "auto"
     """Of matrices. auto: as the checkpoint has them; int8: rounded when they are loaded, with a
     scale for each row (decision 0061), on the C++ kernels of a CPU."""
     kernels: str = "auto"

@@ -226,7 +226,7 @@ class _Packer:
         panel = elements_of(PANEL, part.k, part.dtype) * np.dtype(part.dtype).itemsize
         begin, end = (first - part.offset) // panel, -(-(last - part.offset) // panel)
         rows = self._rows(part, begin * PANEL, min(part.n, end * PANEL))
-        content = np.empty(elements_of(*rows.shape, part.dtype), part.dtype)
+        content = np.empty(elements_of(len(rows), part.k, part.dtype), part.dtype)
         if part.dtype == "int8":
             found, scales = quantized(rows.view(np.float32))
             self._library.pack(found, content, scales)
