@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -20,6 +21,7 @@ from threadpoolctl import threadpool_limits
 from services.common.errors import PenstockError
 from services.common.shares import Shares
 from services.retrieval import metrics
+from services.retrieval.embedding_model import Read
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ MAX_BATCH_TOKENS = 1024  # padding included: a quarter second on one slow core
 MAX_WAITING_TEXTS = 16_384
 STALLED_S = 60.0
 
-Encode = Callable[[list[list[int]]], np.ndarray]
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -39,16 +41,19 @@ class _Job:
     texts: list[list[int]]
     waiting: list[int]
     missing: int
-    vectors: list[np.ndarray | None]
-    done: asyncio.Future[np.ndarray]
+    take: Callable[[Read], Any]
+    taken: list[Any]  # by text; None: not read yet
+    done: asyncio.Future[list[Any]]
 
 
 class Embedder:
-    """`encode` (token ids → [texts, dimension]) runs in this object's own thread; `steps` is a
-    number that changes while it computes."""
+    """`read` (token ids, of each text) runs in this object's own thread; `steps` is a number that
+    changes while it computes."""
 
-    def __init__(self, encode: Encode, steps: Callable[[], int] = lambda: 0) -> None:
-        self._encode = encode
+    def __init__(
+        self, read: Callable[[list[list[int]]], list[Read]], steps: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._read = read
         self._steps = steps
         self._seen_steps = 0
         self._thread = ThreadPoolExecutor(1, "embedding", _one_thread)
@@ -85,7 +90,11 @@ class Embedder:
             raise RuntimeError("the embedding loop ended")
 
     async def embed(self, tenant: str, texts: list[list[int]]) -> np.ndarray:
-        """Token ids, one list per text and at least one, to float32 [texts, dimension].
+        """Token ids, one list per text and at least one, to float32 [texts, dimension]."""
+        return np.stack(await self.read(tenant, texts, lambda read: read.vector))
+
+    async def read(self, tenant: str, texts: list[list[int]], take: Callable[[Read], T]) -> list[T]:
+        """What `take` makes of each, in the model's thread: no more of it is kept.
 
         Cancelling gives up the texts that are not yet computed. Raises PenstockError:
         RESOURCE_EXHAUSTED when too many of the tenant's texts wait already, INTERNAL when the model
@@ -94,8 +103,8 @@ class Embedder:
         if not self._waiting.take(tenant, len(texts)):
             raise _failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "has too much waiting", "queue_full")
         by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # alike pad little
-        done: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
-        job = _Job(tenant, texts, by_length, len(texts), [None] * len(texts), done)
+        done: asyncio.Future[list[T]] = asyncio.get_running_loop().create_future()
+        job = _Job(tenant, texts, by_length, len(texts), take, [None] * len(texts), done)
         self._open.add(job)
         self._turns.setdefault(tenant, deque()).append(job)
         metrics.EMBED_WAITING_TEXTS.set(self._waiting.taken)
@@ -140,11 +149,13 @@ class Embedder:
 
     async def _compute(self, batch: list[tuple[_Job, int]]) -> None:
         self._moved_at = began = time.monotonic()
-        ids = [job.texts[index] for job, index in batch]
+
+        def work() -> list[Any]:
+            read = self._read([job.texts[index] for job, index in batch])
+            return [job.take(one) for (job, _), one in zip(batch, read, strict=True)]
+
         try:
-            vectors = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._encode, ids
-            )
+            taken = await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except Exception:
             log.exception("a batch of %d texts failed", len(batch))
             if len(batch) == 1:
@@ -158,11 +169,11 @@ class Embedder:
             self._moved_at = 0.0
         metrics.EMBED_BATCH_TEXTS.observe(len(batch))
         metrics.EMBED_BATCH_SECONDS.observe(time.monotonic() - began)
-        for (job, index), vector in zip(batch, vectors, strict=True):
-            job.vectors[index] = vector
+        for (job, index), one in zip(batch, taken, strict=True):
+            job.taken[index] = one
             job.missing -= 1
             if job.missing == 0 and not job.done.done():
-                job.done.set_result(np.stack([v for v in job.vectors if v is not None]))
+                job.done.set_result(job.taken)
 
     def _fail(self, job: _Job, error: PenstockError) -> None:
         if not job.done.done():

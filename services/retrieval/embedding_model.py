@@ -10,21 +10,31 @@ Everything here blocks.
 """
 
 import json
+from functools import cached_property
 from hashlib import blake2b, file_digest
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from services.retrieval.encoder import Encoder
 from services.retrieval.text_reader import TextReader, read_json
+from services.retrieval.token_vectors import Projection
 
 _BUILT_IN = "all-MiniLM-L6-v2"
 _STAGES = ("Transformer", "Pooling", "Normalize")
 
 
+class Read(NamedTuple):
+    """What the model makes of a text; both of unit length."""
+
+    vector: np.ndarray  # float32 [dimension]
+    tokens: np.ndarray  # float32 [tokens, size of token_vectors.py], special ones among them
+
+
 class EmbeddingModel:
-    """`load` it; `reader` is safe from any thread, `encode` from one at a time."""
+    """`load` it; `reader` is safe from any thread, `encode` and `read` from one at a time."""
 
     def __init__(self, name: str, folder: Path) -> None:
         _refuse_unknown_stages(folder)
@@ -62,19 +72,36 @@ class EmbeddingModel:
 
     def encode(self, batch: list[list[int]]) -> np.ndarray:
         """Token ids, one list per text, to float32 [texts, dimension] of unit length."""
+        return self._pooled(*self._states(batch))
+
+    def read(self, batch: list[list[int]]) -> list[Read]:
+        """The same, with what late interaction compares."""
+        states, mask = self._states(batch)
+        tokens = self._projection.of(states)
+        each = zip(self._pooled(states, mask), tokens, mask, strict=True)
+        return [Read(vector, own[seen]) for vector, own, seen in each]
+
+    @cached_property
+    def _projection(self) -> Projection:
+        return Projection(self._encoder)
+
+    def _states(self, batch: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """The last ones, float32 [texts, tokens, dimension], and which are of tokens."""
         shape = (len(batch), max(map(len, batch)))
         ids = np.full(shape, self.reader.pad)
         mask = np.zeros(shape, bool)
         for row, tokens in enumerate(batch):
             ids[row, : len(tokens)] = tokens
             mask[row, : len(tokens)] = True
-        states = self._encoder.encode(ids, mask)
+        return self._encoder.encode(ids, mask), mask
+
+    def _pooled(self, states: np.ndarray, mask: np.ndarray) -> np.ndarray:
         if self._pooling == "mean":
             seen = mask.astype(np.float32)[:, :, None]
             pooled = (states * seen).sum(1) / seen.sum(1)
         else:
             at = 0 if self._pooling == "cls" else mask.sum(1) - 1
-            pooled = states[np.arange(len(batch)), at]
+            pooled = states[np.arange(len(states)), at]
         length = np.linalg.norm(pooled, axis=1, keepdims=True)
         unit: np.ndarray = pooled / np.maximum(length, np.float32(1e-12))
         return unit

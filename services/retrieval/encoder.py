@@ -45,6 +45,8 @@ class Encoder:
         self._layers = int(config["num_hidden_layers"])
         self._epsilon = float(config.get("layer_norm_eps", 1e-12))
         self._weights = _weights(folder, _shapes(config))
+        self.vocabulary = int(config["vocab_size"])
+        self.longest = int(config["max_position_embeddings"]) - self._first  # text, in tokens
         self.steps = 0
 
     def encode(self, ids: Array, mask: Array) -> Array:

@@ -49,7 +49,7 @@ def check_search(request: pb.SearchRequest) -> None:
         raise _refuse(f"must be 0 to 1, got {request.score_threshold:g}", "score_threshold")
     if request.HasField("filter"):
         _filter(request.filter, "filter")
-    for name in ("embedding_weight", "text_weight"):
+    for name in ("embedding_weight", "text_weight", "late_weight"):
         weight = getattr(request.ranking, name)
         if not (0 <= weight < inf):
             raise _refuse(f"must not be negative, got {weight:g}", f"ranking.{name}")

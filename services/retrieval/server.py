@@ -61,7 +61,7 @@ class RetrievalService(Service):
         await self._policy.start()
         model = await asyncio.to_thread(EmbeddingModel.load, own.embedding_model)
         _refuse_large_chunks(own.chunk_tokens, model)
-        embedder = Embedder(model.encode, lambda: model.steps)
+        embedder = Embedder(model.read, lambda: model.steps)
         calls = Calls(_points(self.settings, model), own.timeout_s * _SHARE_OF_TIMEOUT)
         chunkers = Chunkers(
             ProcessOptions(

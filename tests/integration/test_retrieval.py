@@ -243,28 +243,28 @@ async def test_what_was_embedded_before_a_break_is_not_embedded_again(
         monkeypatch.setattr(indexing, "_STORED_AT_ONCE", 4)
         parts = host.service.parts  # type: ignore[attr-defined]
         embedded: list[int] = []
-        embed, held = parts.embedder.embed, asyncio.Event()
+        read, held = parts.embedder.read, asyncio.Event()
 
-        async def counted(tenant: str, texts: list[list[int]]) -> Any:
+        async def counted(tenant: str, texts: list[list[int]], take: Any) -> Any:
             if len(embedded) == 3:
                 held.set()
                 await asyncio.sleep(60)
             embedded.append(len(texts))
-            return await embed(tenant, texts)
+            return await read(tenant, texts, take)
 
-        parts.embedder.embed = counted
+        parts.embedder.read = counted
         broken = asyncio.create_task(client.index(text))
         await asyncio.wait_for(held.wait(), 30)
         broken.cancel()
         await asyncio.gather(broken, return_exceptions=True)
-        del parts.embedder.embed
+        del parts.embedder.read
         again: list[int] = []
 
-        async def noted(tenant: str, texts: list[list[int]]) -> Any:
+        async def noted(tenant: str, texts: list[list[int]], take: Any) -> Any:
             again.append(len(texts))
-            return await embed(tenant, texts)
+            return await read(tenant, texts, take)
 
-        parts.embedder.embed = noted
+        parts.embedder.read = noted
         reply = await client.index(text)
         assert sum(embedded) == 12
         assert sum(again) == reply.chunks - 12

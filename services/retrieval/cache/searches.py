@@ -36,6 +36,7 @@ class Embedded(NamedTuple):
 
     vector: np.ndarray  # at unit length
     tokens: int
+    late: np.ndarray  # its tokens' vectors (token_vectors.py)
 
 
 class Searches:

@@ -20,6 +20,8 @@ TENANT = "tenant"
 KEYWORDS = ("collection", "source_id", "digest")
 INTEGERS = ("revision",)
 
+TOKENS = "tokens"  # of the payload, for late interaction: packed (token_vectors.py), or empty
+
 Value = str | int
 
 

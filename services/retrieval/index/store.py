@@ -33,6 +33,7 @@ from services.retrieval.index.calls import Calls
 from services.retrieval.index.points import (
     SCOPE,
     TENANT,
+    TOKENS,
     Condition,
     Every,
     Found,
@@ -151,11 +152,16 @@ class Store:
         chunks: Sequence[Chunk],
         vectors: np.ndarray,
         of: int,
+        tokens: Sequence[str] | None = None,
     ) -> None:
-        """Writes these chunks, none of which is stored; `of`: how many the document has in all."""
+        """Writes these chunks, none of which is stored; `of`: how many the document has in all.
+        `tokens`: each one's, packed (token_vectors.py); who has none is ranked without.
+        """
+        each = tokens or [""] * len(chunks)
         for start in range(0, len(chunks), _POINTS_PER_WRITE):
             part = slice(start, start + _POINTS_PER_WRITE)
-            await self._put(draft, positions[part], chunks[part], vectors[part], of)
+            made = zip(positions[part], chunks[part], vectors[part], each[part], strict=True)
+            await self._put(draft, [*made], of)
 
     async def publish(self, draft: Draft, chunks: int) -> None:
         """Instead of its earlier revisions. Raises UNAVAILABLE where not all `chunks` are there:
@@ -264,16 +270,10 @@ class Store:
         return int(found[0]["revision"]) if found else 0
 
     async def _put(
-        self,
-        draft: Draft,
-        positions: Sequence[int],
-        chunks: Sequence[Chunk],
-        vectors: np.ndarray,
-        of: int,
+        self, draft: Draft, made: Sequence[tuple[int, Chunk, np.ndarray, str]], of: int
     ) -> None:
         def put(points: Points) -> None:
-            each = zip(positions, chunks, vectors, strict=True)
-            points.put([_point(draft, *one, of) for one in each])
+            points.put([_point(draft, *one, of) for one in made])
 
         await self._calls.write("write", draft.tenant, put)
 
@@ -301,7 +301,9 @@ def _deletion(ids: list[str]) -> Callable[[Points], None]:
     return lambda points: points.delete(ids)
 
 
-def _point(draft: Draft, position: int, chunk: Chunk, vector: np.ndarray, of: int) -> Point:
+def _point(
+    draft: Draft, position: int, chunk: Chunk, vector: np.ndarray, tokens: str, of: int
+) -> Point:
     # The id follows from what the point is: a write that is repeated adds nothing.
     version = draft.revision, draft.digest
     whose = (draft.tenant, draft.collection, draft.source_id, *version, position)
@@ -322,6 +324,7 @@ def _point(draft: Draft, position: int, chunk: Chunk, vector: np.ndarray, of: in
         "lead": chunk.lead,
         "pages": chunk.pages and [*chunk.pages],
         "rows": chunk.rows and [*chunk.rows],
+        TOKENS: tokens,
     }
     return Point(
         id=str(uuid.uuid5(uuid.NAMESPACE_OID, repr(whose))),

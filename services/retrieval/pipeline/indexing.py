@@ -10,13 +10,14 @@ from protos import retrieval_pb2 as pb
 from services.common.errors import PenstockError
 from services.common.policy import Policy
 from services.common.spans import Span
-from services.retrieval import metrics, requests
+from services.retrieval import metrics, requests, token_vectors
 from services.retrieval.documents import loading
 from services.retrieval.documents.chunkers import CutDocument, Loaded
 from services.retrieval.index.store import Draft
 from services.retrieval.pipeline.judging import check_meaning, may_refuse, policy_of
 from services.retrieval.pipeline.parts import Parts
 from services.retrieval.pipeline.reading import blob_of, check_owner, load
+from services.retrieval.token_vectors import packed
 
 _STORED_AT_ONCE = 64  # chunks: what waits for the model is bounded, and what a kill does again
 
@@ -61,7 +62,8 @@ async def _digest(
     parts: Parts, request: pb.IndexRequest, policy: Policy, chunking: tuple[int, int]
 ) -> str:
     """Of all that the document's chunks are made from."""
-    made_from = (loading.VERSION, chunking, parts.model.fingerprint, policy.digest, request.title)
+    versions = loading.VERSION, token_vectors.VERSION
+    made_from = (versions, chunking, parts.model.fingerprint, policy.digest, request.title)
     digest = hashlib.sha256(repr(made_from).encode())
     async for piece in blob_of(parts, request.blob):
         digest.update(piece)
@@ -89,10 +91,15 @@ async def _store(
     """Those chunks of it that are not stored; each batch is written as a whole, or not."""
     chunks, texts = document.chunks, document.texts
 
-    async def vectors(positions: Sequence[int]) -> np.ndarray:
-        made = await parts.embedder.embed(draft.tenant, [[*texts[n]] for n in positions])
-        await check_meaning(parts, policy, made, span)
-        return made
+    async def read(positions: Sequence[int]) -> tuple[np.ndarray, Sequence[str]]:
+        """Vectors, and tokens'."""
+        its = [[*texts[n]] for n in positions]
+        made = await parts.embedder.read(
+            draft.tenant, its, lambda one: (one.vector, packed(one.tokens))
+        )
+        vectors, tokens = zip(*made, strict=True)
+        await check_meaning(parts, policy, np.stack(vectors), span)
+        return np.stack(vectors), tokens
 
     with parts.telemetry.span("embed and store", span, kind=parts.calls.kind, texts=len(texts)):
         batches = {
@@ -101,12 +108,13 @@ async def _store(
         }
         # Searches find what is stored: of what may be refused nothing is before all is judged.
         judged = await may_refuse(parts, policy)
-        ahead = {at: await vectors(some) for at, some in batches.items() if some and judged}
+        ahead = {at: await read(some) for at, some in batches.items() if some and judged}
         for at, some in batches.items():
             progress = pb.IndexProgress(done=at, chunks=len(chunks))
             await tell(pb.IndexNews(progress=progress))
             if not some:
                 continue
-            made = ahead[at] if judged else await vectors(some)
-            await parts.store.put(draft, some, [chunks[n] for n in some], made, len(chunks))
+            vectors, tokens = ahead[at] if judged else await read(some)
+            its = [chunks[n] for n in some]
+            await parts.store.put(draft, some, its, vectors, len(chunks), tokens)
             metrics.INDEXED_CHUNKS.inc(len(some))

@@ -5,8 +5,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import numpy as np
-
 from protos import retrieval_pb2 as pb
 from services.common.errors import unavailable
 from services.common.policy import Subject
@@ -18,7 +16,14 @@ from services.retrieval.index.points import Found
 from services.retrieval.pipeline.judging import check_passages, checked, policy_of
 from services.retrieval.pipeline.parts import Parts
 from services.retrieval.search.passages import passages_of
-from services.retrieval.search.ranking import Ranked, Weights, beside, by_both, by_meaning
+from services.retrieval.search.ranking import (
+    Ranked,
+    Weights,
+    beside,
+    by_both,
+    by_meaning,
+    by_tokens,
+)
 
 _FETCHED = 24  # passages at least, by meaning and by words
 _EMBEDDING_SHARE = 0.5  # of a search's time, at most: the store is to have some, too
@@ -58,8 +63,8 @@ async def _embedded(
                 tenant, lambda: parts.model.reader.query(request.query)
             )
             step.set_attributes({"tokens": len(query.ids), "tokens_cut": query.cut})
-            (vector,) = await parts.embedder.embed(tenant, [query.ids])
-    return Embedded(vector, len(query.ids))
+            (read,) = await parts.embedder.read(tenant, [query.ids], lambda read: read)
+    return Embedded(read.vector, len(query.ids), read.tokens)
 
 
 async def _looked_up(
@@ -78,9 +83,10 @@ async def _looked_up(
         by_words = len(found.sparse) + len(found.earlier)
         step.set_attributes({"by_meaning": len(found.dense), "by_words": by_words})
     with parts.telemetry.span("rank", span) as step:
-        ranked = _ranked(found, query.vector, request.ranking)
+        ranked = _ranked(found, query, request.ranking)
         passages = passages_of(ranked, request.score_threshold, request.limit)
-        step.set_attribute("passages", len(passages))
+        late = sum(one.late is not None for one in ranked)
+        step.set_attributes({"by_tokens": late, "passages": len(passages)})
         if passages:
             step.set_attribute("best_score", round(passages[0].score, 4))
     by_words_alone = sorted({hit.payload["collection"] for hit in found.earlier})
@@ -103,9 +109,12 @@ def _fetched(limit: int) -> int:
     return max(_FETCHED, 4 * limit)
 
 
-def _ranked(found: Found, question: np.ndarray, ranking: pb.Ranking) -> list[Ranked]:
+def _ranked(found: Found, query: Embedded, ranking: pb.Ranking) -> list[Ranked]:
     if ranking.ranker == pb.Ranking.NONE:
         return beside(by_meaning(found.dense), found.earlier)
-    given = Weights(ranking.embedding_weight, ranking.text_weight)
+    given = Weights(ranking.embedding_weight, ranking.text_weight, ranking.late_weight)
     weights = given if given.embedding + given.text else Weights()
-    return beside(by_both(found, question, weights), found.earlier)
+    near = by_both(found, query.vector, weights)
+    if weights.late:
+        near = by_tokens(near, query.late, weights)
+    return beside(near, found.earlier)

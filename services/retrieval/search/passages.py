@@ -78,7 +78,7 @@ def _passage(run: Sequence[Ranked]) -> common_pb2.Passage:
         pages=_range(run, "pages"),
         rows=_range(run, "rows"),
         attributes=told(first),
-        scores=common_pb2.Scores(dense=best.dense, sparse=best.sparse),
+        scores=common_pb2.Scores(dense=best.dense, sparse=best.sparse, late=best.late),
     )
 
 

@@ -23,6 +23,7 @@ from services.retrieval.cache.revisions import Revision, Revisions
 from services.retrieval.cache.searches import Embedded, Searches
 
 TELEMETRY = Telemetry("retrieval", "r-1")
+NO_TOKENS = np.empty((0, 1), np.float32)
 
 
 class Replica:
@@ -44,7 +45,7 @@ class Replica:
         async def embed() -> Embedded:
             self.embedded += 1
             vector = np.array(self.vectors.get(query, [1.0, 0.0]), np.float32)
-            return Embedded(vector, len(query.split()))
+            return Embedded(vector, len(query.split()), NO_TOKENS)
 
         async def look(_: Embedded) -> SearchReply:
             await self.pause()
@@ -205,7 +206,7 @@ async def test_no_interleaving_tells_what_was_written_over(redis, namespace, see
 
         async def embed() -> Embedded:
             await asyncio.sleep(draw.random() / 500)
-            return Embedded(np.ones(1, np.float32), 1)
+            return Embedded(np.ones(1, np.float32), 1, NO_TOKENS)
 
         async def look(_: Embedded) -> SearchReply:
             read = store[collection]

@@ -13,6 +13,7 @@ import pytest
 from services.common.errors import PenstockError
 from services.retrieval import embedder as module
 from services.retrieval.embedder import Embedder
+from services.retrieval.embedding_model import Read
 from tests.support.inside import check
 
 
@@ -26,13 +27,14 @@ class Model:
         self.computing = threading.Event()
         self.steps = 0
 
-    def encode(self, batch: list[list[int]]) -> np.ndarray:
+    def read(self, batch: list[list[int]]) -> list[Read]:
         self.batches.append(batch)
         self.computing.set()
         assert self.gate.wait(60)
         if any(13 in text for text in batch):
             raise ValueError("an unlucky token")
-        return np.array([[text[0], len(text)] for text in batch], dtype=np.float32)
+        vectors = np.array([[text[0], len(text)] for text in batch], dtype=np.float32)
+        return [Read(vector, np.zeros((1, 2), np.float32)) for vector in vectors]
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def model() -> Model:
 
 @pytest.fixture
 async def embedder(model: Model) -> AsyncIterator[Embedder]:
-    made = Embedder(model.encode, lambda: model.steps)
+    made = Embedder(model.read, lambda: model.steps)
     made.start()
     yield made
     model.gate.set()
@@ -170,7 +172,7 @@ async def test_too_much_waiting_is_refused_at_once(embedder: Embedder) -> None:
 
 
 async def test_stopping_ends_what_waits(model: Model) -> None:
-    embedder = Embedder(model.encode)
+    embedder = Embedder(model.read)
     embedder.start()
     running = await hold(model, embedder)
     waiting = asyncio.create_task(embedder.embed("t", [[6]]))

@@ -91,6 +91,7 @@ def test_nothing_is_done_for_nobody(check: Any) -> None:
         (search, {"score_threshold": 1.01}, "score_threshold"),
         (search, {"ranking": pb.Ranking(text_weight=-1)}, "ranking.text_weight"),
         (search, {"ranking": pb.Ranking(embedding_weight=NAN)}, "ranking.embedding_weight"),
+        (search, {"ranking": pb.Ranking(late_weight=-1)}, "ranking.late_weight"),
         (search, {"filter": pb.Filter()}, "filter"),
         (search, {"filter": either()}, "filter.compound.filters"),
         (

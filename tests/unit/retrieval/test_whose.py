@@ -20,10 +20,12 @@ from services.retrieval import pipeline
 from services.retrieval.cache.searches import Searches
 from services.retrieval.documents.chunkers import CutDocument, Loaded
 from services.retrieval.documents.chunks import Chunk
+from services.retrieval.embedding_model import Read
 from services.retrieval.index.points import Found, Hit
 from services.retrieval.index.store import Draft
 from services.retrieval.pipeline import indexing
 from services.retrieval.text_reader import Tokens
+from services.retrieval.token_vectors import unpacked
 from tests.support.blob_folder import memory_blobs, pieces
 
 ME = Caller(tenant="acme")
@@ -55,7 +57,7 @@ class Parts:
         self.model = SimpleNamespace(reader=reader, name="small", fingerprint="f")
         self.questions = self._threads("questions")
         self.texts = self._threads("texts")
-        self.embedder = SimpleNamespace(embed=self._embed)
+        self.embedder = SimpleNamespace(embed=self._embed, read=self._reads)
         self.chunkers = SimpleNamespace(load=self._load, cut=self._cut)
         self.blobs = memory_blobs()
         self.told: list[Any] = []
@@ -94,6 +96,12 @@ class Parts:
         self.tenants.append(("embedder", tenant))
         self.embedded.append(texts)
         return np.array([[text[0], 0.5] for text in texts], np.float32)
+
+    async def _reads(
+        self, tenant: str, texts: list[list[int]], take: Callable[[Read], Any]
+    ) -> list[Any]:
+        tokens = np.ones((3, 2), np.float32)
+        return [take(Read(vector, tokens)) for vector in await self._embed(tenant, texts)]
 
     async def _load(self, filename: str, size: int, content: Any) -> Loaded:
         text = b"".join([piece async for piece in content])
@@ -255,17 +263,20 @@ async def test_a_document_is_embedded_and_stored_as_its_tenant_s(
     draft, *puts, publish = parts.stored
     assert (draft[0], draft[1], draft[3]) == ("c", "s", 7)
     assert draft[4]["color"].text == "red"
-    assert [(at, stored, of) for _, at, stored, _, of in puts] == [
+    assert [(at, stored, of) for _, at, stored, _, of, _ in puts] == [
         ([0], chunks[:1], 5),
         ([4], chunks[4:], 5),
     ]
     assert [vector for put in puts for vector in put[3][:, 0].tolist()] == [1, 5]
+    assert all(unpacked(tokens, 2) is not None for put in puts for tokens in put[5])
     assert publish[1] == 5
     assert [news.progress.done for news in parts.told[:-1]] == [0, 2, 4]
     assert (reply.chunks, reply.tokens, reply.note) == (5, 15, "is odd")
 
 
-async def test_a_digest_is_of_all_that_chunks_are_made_from(parts: Parts) -> None:
+async def test_a_digest_is_of_all_that_chunks_are_made_from(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts.model.reader.max_tokens = 100
 
     async def digest(**more: Any) -> str:
@@ -279,7 +290,9 @@ async def test_a_digest_is_of_all_that_chunks_are_made_from(parts: Parts) -> Non
     others = [await digest(title="U"), await digest(text=b"y"), await digest(chunking=cut)]
     parts.model.fingerprint = "other"
     others.append(await digest())
-    assert len({first, *others}) == 5
+    monkeypatch.setattr(indexing.token_vectors, "VERSION", 0)
+    others.append(await digest())
+    assert len({first, *others}) == 6
 
 
 async def test_of_what_is_refused_for_its_meaning_nothing_is_ever_found(
@@ -301,7 +314,7 @@ async def test_of_what_is_refused_for_its_meaning_nothing_is_ever_found(
     assert [one for one in parts.tenants if one[0] == "store put"] == []
     like_it.at_least = 6
     await parts.index()
-    puts = [given[1] for given in parts.stored if len(given) == 5 and isinstance(given[1], list)]
+    puts = [given[1] for given in parts.stored if len(given) == 6 and isinstance(given[1], list)]
     assert puts == [[0, 1], [2, 3], [4]]
 
 
@@ -325,7 +338,7 @@ async def test_what_fails_is_taken_back_and_what_is_broken_off_is_not(parts: Par
             raise error
 
         parts.discarded.clear()
-        parts.embedder.embed = fail
+        parts.embedder.read = fail
         with pytest.raises(type(error)):
             await parts.index()
         assert len(parts.discarded) == taken_back

@@ -15,6 +15,9 @@ class HybridSearch(Body):
 
     embedding_weight: _Weight
     text_weight: _Weight
+    late_weight: _Weight = Field(
+        0, description="of late interaction: what the question's tokens find in the best of these"
+    )
 
     @model_validator(mode="after")
     def _something_counts(self) -> Self:
@@ -36,4 +39,5 @@ class RankingOptions(Body):
             ranker=Ranking.NONE if self.ranker == "none" else Ranking.AUTO,
             embedding_weight=weights.embedding_weight if weights else 0,
             text_weight=weights.text_weight if weights else 0,
+            late_weight=weights.late_weight if weights else 0,
         )

@@ -97,6 +97,17 @@ async def test_the_nearest_and_those_of_the_same_words_are_found_each_best_first
     assert [hit.payload["text"] for hit in found.sparse] == ["north east", "east"]
 
 
+async def test_a_chunk_s_tokens_come_back_with_it_where_it_has_some(store: Store) -> None:
+    chunks, vectors = document("a", "b")
+    draft = await store.draft("t", "c", "new", "d")
+    await store.put(draft, [0, 1], chunks, vectors, 2, ["AQEB", "AQIC"])
+    await store.publish(draft, 2)
+    await store.replace("t", "c", "old", *document("c"))
+    hits = (await store.search("t", ["c"], axis(0), "", 9)).dense
+    told = {hit.payload["text"]: hit.payload["tokens"] for hit in hits}
+    assert told == {"a": "AQEB", "b": "AQIC", "c": ""}
+
+
 async def test_pages_and_rows_come_back_with_a_passage(store: Store) -> None:
     chunks = [
         Chunk("Doc", "west", 0, 4, 1, pages=Span(3, 4)),
