@@ -128,9 +128,9 @@ def test_tokens_that_tell_nothing_apart_change_nothing() -> None:
 
 
 def test_a_token_of_the_question_counts_as_much_as_it_tells_passages_apart() -> None:
-    both = [ranked("a", 0.5, 1, 1, 2, 2), ranked("b", 0.5, 1, 1, 3, 3)]
+    both = [ranked("a", 0.51, 1, 1, 2, 2), ranked("b", 0.5, 1, 1, 3, 3)]
     common, rare = 1, 3
-    (first, second) = by_tokens(both, AXES[[common, common, common, rare]], Weights())
+    (first, second) = by_tokens(both, AXES[[common, common, common, rare]], Weights(1, 0, 9))
     assert (first.payload["name"], second.payload["name"]) == ("b", "a")
     assert first.late == pytest.approx(1)
     assert second.late == pytest.approx(0, abs=1e-3), "what both have does not count"
