@@ -11,7 +11,8 @@ BLOBS = "blobs"  # Index: the document's bytes are in the blob store
 FILTERS = "filters"  # Search: only what has these attributes
 RANKING = "ranking"  # Search: how meaning and words are weighed
 READING = "reading"  # Read: what a document says
-ALL = frozenset({BLOBS, FILTERS, RANKING, READING})
+LATE = "late"  # Search: how much late interaction counts
+ALL = frozenset({BLOBS, FILTERS, RANKING, READING, LATE})
 
 
 def told(abilities: Iterable[str] = ALL) -> dict[str, str]:

@@ -184,6 +184,48 @@ async def test_tenants_are_apart_and_documents_are_replaced_and_removed(client: 
     assert not await client.search("When does the harbour open?")
 
 
+async def test_what_was_stored_without_tokens_is_ranked_beside_what_has_them(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """As an earlier version stored it, or broken; and until it is indexed anew."""
+    async with hosted(redis_url, tmp_path) as (host, _, channel):
+        client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
+        calls = host.service.parts.calls  # type: ignore[attr-defined]
+
+        async def late_of(**ranking: Any) -> dict[str, bool]:
+            request = client.request(question, limit=9)
+            request.max_age_s = 0
+            request.ranking.MergeFrom(pb.Ranking(**ranking))
+            found = (await client.send(request)).passages
+            assert {one.source_id for one in found} == set(sources)
+            assert all(0 <= one.score <= 1 for one in found)
+            assert found[0].source_id == "guide", "it answers, whatever has tokens"
+            return {one.source_id: one.scores.HasField("late") for one in found}
+
+        question = "When does the harbour open?"
+        texts = {
+            "guide": "The harbour opens at six in the morning.",
+            "walls": "The harbour walls were built of grey stone.",
+            "soup": "Lentil soup wants carrots and an hour.",
+        }
+        sources = [*texts]
+        for source, text in texts.items():
+            await client.index(text, source)
+        assert await late_of() == dict.fromkeys(sources, True)
+        assert await late_of(embedding_weight=1, text_weight=1) == dict.fromkeys(sources, False)
+        assert await late_of(embedding_weight=1, late_weight=1) == dict.fromkeys(sources, True)
+        assert await late_of(ranker=pb.Ranking.NONE) == dict.fromkeys(sources, False)
+        for source, tokens in (("guide", ""), ("walls", "AQEBAQ==")):
+            where = Every((Is("tenant", ("acme",)), Is("source_id", (source,))))
+            stored = await calls.read("x", "acme", lambda p: p.payloads(where, 9, ["tokens"]))
+            assert all(len(one["tokens"]) > 100 for one in stored)
+            await calls.write("x", "acme", lambda p: p.change(where, {"tokens": tokens}))
+        assert await late_of() == {"guide": False, "walls": False, "soup": True}
+        await client.remove("guide")
+        await client.index(texts["guide"], "guide")
+        assert await late_of() == {"guide": True, "walls": False, "soup": True}
+
+
 async def test_embedding_counts_tokens_and_keeps_order_under_concurrency(client: Client) -> None:
     texts = [f"Boat number {n} sails at dawn." for n in range(40)]
     together = await client.embed(*texts)

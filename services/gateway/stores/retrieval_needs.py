@@ -9,7 +9,7 @@ from grpc import ChannelConnectivity
 
 from protos.retrieval_pb2 import IndexRequest, ReadRequest, SearchRequest
 from services.common.errors import PenstockError, unavailable
-from services.common.retrieval_abilities import BLOBS, FILTERS, RANKING, READING
+from services.common.retrieval_abilities import BLOBS, FILTERS, LATE, RANKING, READING
 
 _CONNECT_S = 5.0
 
@@ -20,6 +20,7 @@ def needs(request: Any) -> frozenset[str]:
     if isinstance(request, SearchRequest):
         found.update({FILTERS} if request.HasField("filter") else ())
         found.update({RANKING} if request.HasField("ranking") else ())
+        found.update({LATE} if request.ranking.late_weight else ())
     if isinstance(request, IndexRequest) and request.blob:
         found.add(BLOBS)
     if isinstance(request, ReadRequest):
