@@ -27,7 +27,8 @@ _AT_ONCE = 4
 RANKINGS: dict[str, dict[str, Any]] = {
     "dense": {"ranking": Ranking(ranker=Ranking.NONE)},
     "sparse": {"ranking": Ranking(text_weight=1.0)},
-    "hybrid": {},
+    "hybrid": {"ranking": Ranking(embedding_weight=1.0, text_weight=0.3)},
+    "late": {},  # hybrid, and late interaction: the service's own choice
 }
 
 

@@ -3,7 +3,7 @@
 The encoder's last states are projected to a few numbers each, by their main axes: as far as those
 tell tokens apart they are kept. The axes come from the model alone, from what it makes of tokens in
 no order: from no language and no subject, and the same wherever this model is. A passage's are kept
-beside its vector, two neighbours as one, a byte a number.
+beside its vector, two neighbours as one (more, of a very long one), a byte a number.
 """
 
 import base64
@@ -14,6 +14,7 @@ import numpy as np
 from services.retrieval.encoder import Encoder
 
 SIZE = 64  # numbers of a token, at most
+MOST = 128  # vectors of a text, whatever its tokens: 11 KB of a passage's
 VERSION = 1  # of how these come about: vectors of another are not to be compared
 
 _TEXTS, _TOKENS, _AT_ONCE = 32, 64, 16
@@ -44,18 +45,23 @@ class Projection:
         return _unit(states @ self._axes)
 
 
+def few(tokens: np.ndarray, together: int = 1) -> np.ndarray:
+    """Float32 [tokens, size], at least one, to [at most MOST, size], of unit length: so many
+    neighbours as one, or more."""
+    together = max(together, -(-len(tokens) // MOST))
+    return _unit(np.add.reduceat(tokens, np.arange(0, len(tokens), together)))
+
+
 def packed(tokens: np.ndarray) -> str:
     """Of a passage, float32 [tokens, size], at least one: some 40 bytes a token, as text."""
-    even = len(tokens) // 2 * 2
-    pairs = tokens[:even].reshape(-1, 2, tokens.shape[1]).sum(1)
-    few = np.concatenate([pairs, tokens[even:]])
-    scale = 127 / np.maximum(np.abs(few).max(1, keepdims=True), np.float32(1e-12))
-    numbers = np.rint(few * scale).astype(np.int8)
+    pairs = few(tokens, together=2)
+    scale = 127 / np.maximum(np.abs(pairs).max(1, keepdims=True), np.float32(1e-12))
+    numbers = np.rint(pairs * scale).astype(np.int8)
     return base64.b64encode(_HEADER + numbers.tobytes()).decode()
 
 
 def unpacked(stored: object, size: int) -> np.ndarray | None:
-    """float32 [about half of its tokens, size], of unit length. None where there are none, or not
+    """float32 [some half of its tokens, size], of unit length. None where there are none, or not
     such ones."""
     if not isinstance(stored, str):
         return None

@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from protos.gateway_pb2 import PublicEmbedRequest, PublicSearchStoreRequest
 from protos.gateway_pb2_grpc import InferenceStub
+from protos.retrieval_pb2 import Ranking
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import invalid
 from services.common.spans import Span
@@ -340,10 +341,10 @@ async def test_a_search(rig):
         ({**ranked(), "rewrite_query": False}, 10),
     ):
         assert len((await tenant.post(path, {"query": "the tide", **more}))["data"]) == number
-    weights = {"embedding_weight": 1, "text_weight": 2}
+    weights = {"embedding_weight": 1, "text_weight": 2, "late_weight": 3}
     await tenant.post(path, {"query": "the tide", **ranked(hybrid_search=weights)})
     ranking = rig.retrieval.servicer.searches[-1].ranking
-    assert (ranking.ranker, ranking.embedding_weight, ranking.text_weight) == (0, 1, 2)
+    assert ranking == Ranking(embedding_weight=1, text_weight=2, late_weight=3)
     for odd, param in (
         ({"query": " "}, "query[0]"),
         ({"query": []}, "query"),
@@ -357,6 +358,10 @@ async def test_a_search(rig):
         (
             {"query": "x", **ranked(hybrid_search={"embedding_weight": -1, "text_weight": 1})},
             "ranking_options.hybrid_search.embedding_weight",
+        ),
+        (
+            {"query": "x", **ranked(hybrid_search={**weights, "late_weight": -1})},
+            "ranking_options.hybrid_search.late_weight",
         ),
         (
             {"query": "x", **ranked(hybrid_search={"embedding_weight": 0, "text_weight": 0})},

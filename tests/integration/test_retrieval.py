@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from services.common.service import Host
 from services.common.telemetry import Telemetry
 from services.common.unary import call, follow
 from services.retrieval import embedder
+from services.retrieval.index.points import TOKENS, Condition, Every, Is
 from services.retrieval.pipeline import indexing
 from services.retrieval.search import passages
 from services.retrieval.server import RetrievalService
@@ -202,6 +204,12 @@ async def test_what_was_stored_without_tokens_is_ranked_beside_what_has_them(
             assert found[0].source_id == "guide", "it answers, whatever has tokens"
             return {one.source_id: one.scores.HasField("late") for one in found}
 
+        def of(source: str) -> Condition:
+            return Every((Is("tenant", ("acme",)), Is("source_id", (source,))))
+
+        async def kept(source: str) -> Any:
+            return await calls.read("x", "acme", lambda p: p.payloads(of(source), 9, [TOKENS]))
+
         question = "When does the harbour open?"
         texts = {
             "guide": "The harbour opens at six in the morning.",
@@ -216,12 +224,12 @@ async def test_what_was_stored_without_tokens_is_ranked_beside_what_has_them(
         assert await late_of(embedding_weight=1, late_weight=1) == dict.fromkeys(sources, True)
         assert await late_of(ranker=pb.Ranking.NONE) == dict.fromkeys(sources, False)
         for source, tokens in (("guide", ""), ("walls", "AQEBAQ==")):
-            where = Every((Is("tenant", ("acme",)), Is("source_id", (source,))))
-            stored = await calls.read("x", "acme", lambda p: p.payloads(where, 9, ["tokens"]))
-            assert all(len(one["tokens"]) > 100 for one in stored)
-            await calls.write("x", "acme", lambda p: p.change(where, {"tokens": tokens}))
+            assert all(len(one[TOKENS]) > 100 for one in await kept(source))
+            change = methodcaller("change", of(source), {TOKENS: tokens})
+            await calls.write("x", "acme", change)
         assert await late_of() == {"guide": False, "walls": False, "soup": True}
         await client.remove("guide")
+        assert await kept("guide") == [], "nor are its tokens"
         await client.index(texts["guide"], "guide")
         assert await late_of() == {"guide": True, "walls": False, "soup": True}
 

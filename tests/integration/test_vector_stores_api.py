@@ -499,7 +499,7 @@ async def test_a_chat_searches_as_it_is_told_by_both_ways(rig: Rig) -> None:
         "ranking_options": {
             "score_threshold": 0.25,
             "ranker": "none",
-            "hybrid_search": {"embedding_weight": 0, "text_weight": 2},
+            "hybrid_search": {"embedding_weight": 0, "text_weight": 2, "late_weight": 0.5},
         },
     }
     messages: Any = [{"role": "user", "content": QUESTION}]
@@ -513,12 +513,14 @@ async def test_a_chat_searches_as_it_is_told_by_both_ways(rig: Rig) -> None:
     request.file_search.ranker = "none"
     request.file_search.hybrid_search.embedding_weight = 0
     request.file_search.hybrid_search.text_weight = 2
+    request.file_search.hybrid_search.late_weight = 0.5
     stub = gateway_pb2_grpc.InferenceStub(await rig.channel())
     own = (("authorization", f"Bearer {rig.key}"),)
     _ = [event async for event in stub.Chat(request, metadata=own)]
     first, second = rig.retrieval.servicer.searches
     assert (first.filter, first.score_threshold) == (second.filter, second.score_threshold)
-    assert first.ranking == second.ranking == Ranking(ranker=Ranking.NONE, text_weight=2)
+    weighed = Ranking(ranker=Ranking.NONE, text_weight=2, late_weight=0.5)
+    assert first.ranking == second.ranking == weighed
     assert first.filter.compound.filters[0].comparison.key == "year"
 
 

@@ -24,6 +24,7 @@ from services.retrieval.search.ranking import (
     by_meaning,
     by_tokens,
 )
+from services.retrieval.token_vectors import few
 
 _FETCHED = 24  # passages at least, by meaning and by words
 _EMBEDDING_SHARE = 0.5  # of a search's time, at most: the store is to have some, too
@@ -64,7 +65,7 @@ async def _embedded(
             )
             step.set_attributes({"tokens": len(query.ids), "tokens_cut": query.cut})
             (read,) = await parts.embedder.read(tenant, [query.ids], lambda read: read)
-    return Embedded(read.vector, len(query.ids), read.tokens)
+    return Embedded(read.vector, len(query.ids), few(read.tokens))
 
 
 async def _looked_up(

@@ -15,6 +15,7 @@ from protos.common_pb2 import Caller, Record
 from protos.retrieval_pb2 import (
     EmbedRequest,
     IndexRequest,
+    Ranking,
     ReadPiece,
     ReadRequest,
     RemoveRequest,
@@ -25,7 +26,7 @@ from services.common.discovery import Registration, Replica, new_replica_id
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.policy import Policy, load_rules
 from services.common.redis import connect
-from services.common.retrieval_abilities import BLOBS, READING
+from services.common.retrieval_abilities import BLOBS, FILTERS, RANKING, READING
 from services.common.service import Host
 from services.common.telemetry import Telemetry
 from services.gateway.stores import retrieval_client as module
@@ -464,17 +465,34 @@ class EarlierRetrieval(SmallRetrieval):
     abilities = frozenset({BLOBS})
 
 
+class WordsRetrieval(SmallRetrieval):
+    abilities = frozenset({BLOBS, FILTERS, RANKING})
+
+
 ABOUT_ATTRIBUTES = SearchRequest(caller=CALLER, collections=["c"], query="tide", limit=1)
 ABOUT_ATTRIBUTES.filter.comparison.key = "town"
 WEIGHED = SearchRequest(caller=CALLER, collections=["c"], query="tide", limit=1)
 WEIGHED.ranking.text_weight = 1
+LATE = SearchRequest(caller=CALLER, collections=["c"], query="tide", limit=1)
+LATE.ranking.MergeFrom(Ranking(text_weight=1, late_weight=1))
 
 
-@pytest.mark.parametrize("request_", [ABOUT_ATTRIBUTES, WEIGHED], ids=["filter", "ranking"])
+@pytest.mark.parametrize(
+    ("kind", "request_"),
+    [
+        (EarlierRetrieval, ABOUT_ATTRIBUTES),
+        (EarlierRetrieval, WEIGHED),
+        (WordsRetrieval, LATE),
+    ],
+    ids=["filter", "ranking", "late"],
+)
 async def test_who_would_leave_a_part_of_a_request_out_is_not_asked(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, request_: SearchRequest
+    rig: Rig,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[SmallRetrieval],
+    request_: SearchRequest,
 ) -> None:
-    earlier = await rig.replica(EarlierRetrieval)
+    earlier = await rig.replica(kind)
     await rig.listed(1)
     assert await rig.call("search"), "what it understands it is asked"
     monkeypatch.setattr(rig.client, "_search_s", 0.2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from services.retrieval.encoder import Encoder
-from services.retrieval.token_vectors import SIZE, Projection, packed, unpacked
+from services.retrieval.token_vectors import MOST, SIZE, Projection, few, packed, unpacked
 from tests.support.minilm import FOLDER, model
 from tests.unit.retrieval.test_encoder import SIZES, written
 
@@ -76,13 +76,25 @@ def test_two_neighbours_become_one_in_few_bytes(count: int) -> None:
     drawn = np.random.default_rng(count).standard_normal((count, SIZE)).astype(np.float32)
     tokens = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
     stored = packed(tokens)
-    few = unpacked(stored, SIZE)
-    assert few is not None
-    assert len(few) == (count + 1) // 2
-    for number, one in enumerate(few):
+    pairs = unpacked(stored, SIZE)
+    assert pairs is not None
+    assert len(pairs) == (count + 1) // 2
+    for number, one in enumerate(pairs):
         mean = tokens[2 * number : 2 * number + 2].sum(0)
         assert one @ mean / np.linalg.norm(mean) > 0.999
     assert len(stored) <= 44 * (count + 3)
+
+
+@pytest.mark.parametrize("count", [MOST, 2 * MOST, 2 * MOST + 1, 8_192])
+def test_a_text_of_very_many_tokens_has_few_vectors(count: int) -> None:
+    tokens = np.repeat(np.eye(SIZE, dtype=np.float32), 128, axis=0)[:count]
+    assert len(few(tokens)) <= MOST
+    assert np.array_equal(few(tokens[:MOST]), tokens[:MOST])
+    stored = packed(tokens)
+    assert len(stored) <= 4 * (MOST * SIZE + 3) // 3
+    kept = unpacked(stored, SIZE)
+    assert kept is not None
+    assert (tokens[-1] @ kept.T).max() > 0.7, "its end is kept"
 
 
 @pytest.mark.parametrize("stored", [None, 3, b"AQ==", "", "AQ==", "é", "AAAA" * 16, "AQ" * 44])
