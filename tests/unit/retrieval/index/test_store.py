@@ -102,7 +102,7 @@ async def test_a_chunk_s_tokens_come_back_with_it_where_it_has_some(store: Store
     draft = await store.draft("t", "c", "new", "d")
     await store.put(draft, [0, 1], chunks, vectors, 2, ["AQEB", "AQIC"])
     await store.publish(draft, 2)
-    await store.replace("t", "c", "old", *document("c"))
+    await stored(store, "t", "c", "old", *document("c"))
     hits = (await store.search("t", ["c"], axis(0), "", 9)).dense
     told = {hit.payload["text"]: hit.payload["tokens"] for hit in hits}
     assert told == {"a": "AQEB", "b": "AQIC", "c": ""}
