@@ -17,7 +17,8 @@ SPARSE = "sparse"  # of BM25, whose IDF is computed when it is asked for
 # What conditions are mostly about.
 SCOPE = "scope"  # what a search looks in, see scopes.py
 TENANT = "tenant"
-KEYWORDS = ("collection", "source_id", "digest")
+MARKS = "marks"  # of its attributes, see attributes.py
+KEYWORDS = ("collection", "source_id", "digest", MARKS)
 INTEGERS = ("revision",)
 
 TOKENS = "tokens"  # of the payload, for late interaction: packed (token_vectors.py), or empty

@@ -9,11 +9,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from services.retrieval.index.attributes import stored, told
 from services.retrieval.index.points import SCOPE, TENANT, Condition, Every, Is, Missing
 
 DRAFT = ""
 
 _AT_ONCE = 1024
+_DOCUMENT = (TENANT, "collection", "source_id", "revision")  # whose chunks have the same attributes
 
 
 def scope_of(tenant: str, collection: str) -> str:
@@ -31,11 +33,12 @@ class Changeable(Protocol):
 
 
 def publish_unscoped(points: Changeable) -> None:
-    """Those of versions that knew no scopes, of which searches found all."""
-    unscoped, keys = Missing(SCOPE), (TENANT, "collection")
-    while some := points.payloads(unscoped, _AT_ONCE, keys):
-        for whose in {tuple(one.get(key) for key in keys) for one in some}:
-            each = zip(keys, whose, strict=True)
-            alike = (Missing(key) if one is None else Is(key, (one,)) for key, one in each)
-            scope = scope_of(*(one or "" for one in whose))
-            points.change(Every((unscoped, *alike)), {SCOPE: scope})
+    """Those of versions that knew no scopes, nor marks, of which searches found all."""
+    unscoped = Missing(SCOPE)
+    while some := points.payloads(unscoped, _AT_ONCE, (*_DOCUMENT, "attributes")):
+        for whose, one in {tuple(map(one.get, _DOCUMENT)): one for one in some}.items():
+            each = zip(_DOCUMENT, whose, strict=True)
+            alike = (Missing(key) if its is None else Is(key, (its,)) for key, its in each)
+            scope = scope_of(one.get(TENANT, ""), one.get("collection", ""))
+            now = {SCOPE: scope, **stored(told(one))}
+            points.change(Every((unscoped, *alike)), now)

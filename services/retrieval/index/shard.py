@@ -47,8 +47,9 @@ class Shard:
     def __init__(self, layout: Layout) -> None:
         self._folder = layout.folder
         self._shard = _opened(layout)
-        if SCOPE not in self._shard.info().payload_schema:  # a version before this one made it
-            _index(self._shard, SCOPE)
+        for key in (SCOPE, *KEYWORDS):
+            if key not in self._shard.info().payload_schema:  # a version before this one made it
+                _index(self._shard, key)
 
     def search(self, question: Question) -> Found:
         ways = _ways(question)

@@ -139,7 +139,7 @@ class Store:
         positions: frozenset[int] = frozenset()
         complete = False
         if digest:
-            now = {"revision": revision, "attributes": held}
+            now = {"revision": revision, **held}
             async with self._revisions.writing(tenant, collection):
                 positions, of = await self._adopt(tenant, document, digest, now)
             complete = bool(positions) and len(positions) == of
@@ -215,7 +215,7 @@ class Store:
     ) -> None:
         """In place of those that the source has."""
         where = Every((*_of_collection(tenant, collection), Is("source_id", (source_id,))))
-        held = {"attributes": stored_attributes(attributes)}
+        held = stored_attributes(attributes)
         async with self._revisions.writing(tenant, collection):
             await self._calls.write("change", tenant, lambda points: points.change(where, held))
 
@@ -314,7 +314,7 @@ def _point(
         "source_id": draft.source_id,
         "revision": draft.revision,
         "digest": draft.digest,
-        "attributes": draft.attributes,
+        **draft.attributes,
         "position": position,
         "of": of,
         "title": chunk.title,

@@ -25,6 +25,7 @@ SOURCES: list[Values] = [
     {"kind": True, "": "report"},
     {"kind": 2.5, "a.b c": "1", "größe": 1.0},
     {"a.b c": True, "": False},
+    {"kind": -0.0},
 ]
 VALUES = st.sampled_from(["report", "true", "1", "", 1.0, 2.5, -3.0, 0.0, True, False])
 TESTS = {
@@ -104,7 +105,7 @@ def points() -> Iterator[Here]:
 
 
 def _point(number: int, tenant: str, held: Values) -> Point:
-    payload = {"tenant": tenant, "n": number, "attributes": attributes.stored(values(held))}
+    payload = {"tenant": tenant, "n": number, **attributes.stored(values(held))}
     return Point(f"{number:032x}", np.ones(DIMENSION, np.float32), Sparse([1], [1.0]), payload)
 
 
@@ -118,6 +119,6 @@ def test_the_store_selects_what_plain_python_does(points: Here, where: Filter) -
 
 def test_what_is_stored_is_told_again() -> None:
     for held in SOURCES:
-        told = attributes.told({"attributes": attributes.stored(values(held))})
+        told = attributes.told(attributes.stored(values(held)))
         assert told == values(held)
     assert attributes.told({}) == {}

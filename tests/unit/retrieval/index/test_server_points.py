@@ -125,7 +125,7 @@ def test_the_collection_is_made_once_with_an_index_for_each_tenant(
     assert made["sparse_vectors_config"]["sparse"].modifier == models.Modifier.IDF
     assert made["metadata"] == {"embedding_model": "model-f1"}
     assert server.indexes["tenant"].is_tenant
-    keywords = {"scope", "tenant", "collection", "source_id", "digest"}
+    keywords = {"scope", "tenant", "collection", "source_id", "digest", "marks"}
     assert server.indexes.keys() == {*keywords, "revision"}
     assert made["quantization_config"].turbo.bits == models.TurboQuantBitSize.BITS4
     assert server.indexes["revision"] == models.PayloadSchemaType.INTEGER
@@ -221,7 +221,8 @@ def test_points_of_replicas_of_an_earlier_version_get_their_scope_now_and_then(
 ) -> None:
     points.open()
     server.answer = SimpleNamespace(count=0)
-    server.unscoped = [{"tenant": "t", "collection": name} for name in ("c", "d")]
+    whose = {"tenant": "t", "source_id": "d1"}
+    server.unscoped = [{**whose, "collection": name} for name in ("c", "d")]
     points.count(OURS)
     assert [method for method, *_ in server.calls] == ["count"]
     server.calls.clear()
@@ -231,9 +232,9 @@ def test_points_of_replicas_of_an_earlier_version_get_their_scope_now_and_then(
     *scoped, _ = server.calls
     told = [(method, given[0], given[1]["scope"]) for method, given, _ in scoped]
     assert told == [("set_payload", NAME, f'["t", "{name}"]') for name in ("c", "d")]
-    missing, tenant, collection = scoped[0][1][2].must
-    assert missing.is_empty.key == "scope"
-    assert (tenant.match.value, collection.match.value) == ("t", "c")
+    missing, *document, no_revision = scoped[0][1][2].must
+    assert (missing.is_empty.key, no_revision.is_empty.key) == ("scope", "revision")
+    assert [one.match.value for one in document] == ["t", "c", "d1"]
     assert points._earlier == ["test-chunks-f2"]
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from services.retrieval.documents.chunks import Chunk, Span
 from services.retrieval.index import shard, shards
 from services.retrieval.index import store as store_module
 from services.retrieval.index.attributes import condition, told
+from services.retrieval.index.attributes import stored as attributes_stored
 from services.retrieval.index.calls import Calls
 from services.retrieval.index.layout import Layout
 from services.retrieval.index.points import Points
@@ -74,6 +75,10 @@ def document(*words: str) -> tuple[list[Chunk], np.ndarray]:
     """One chunk a word; chunk n points along axis n."""
     chunks = [Chunk("Doc", word, 0, len(word), 1) for word in words]
     return chunks, np.stack([axis(n) for n in range(len(words))])
+
+
+def without_marks(attributes: Mapping[str, AttributeValue]) -> dict[str, Any]:
+    return {"attributes": attributes_stored(attributes)["attributes"]}
 
 
 async def texts(store: Store, tenant: str, *collections: str, limit: int = 50) -> set[str]:
@@ -164,16 +169,28 @@ async def test_what_a_version_before_scopes_and_short_vectors_stored_is_found_an
             earlier.setattr(shard, "_SHORT", None)
             earlier.setattr(shard, "SCOPE", "none")
             earlier.setattr(store_module, "SCOPE", "none")
+            earlier.setattr(store_module, "stored_attributes", without_marks)
+            earlier.setattr(shard, "KEYWORDS", ("collection", "source_id", "digest"))
             earlier.setattr(shards, "publish_unscoped", lambda shard: None)
             before = await opened(at)
             for tenant, source in (("t", "one"), ("t", "two"), ("u", "one")):
                 theirs = Store(before, cast(Any, revisions))
-                await stored(theirs, tenant, "c", source, *document(f"{tenant}'s {source}"))
+                text, color = (
+                    document(f"{tenant}'s {source}"),
+                    {"color": AttributeValue(text=source)},
+                )
+                await stored(theirs, tenant, "c", source, *text, attributes=color)
             await before.close()
         calls = await opened(at)
         store = Store(calls, cast(Any, revisions))
         assert await texts(store, "t", "c") == {"t's one", "t's two"}
         assert await texts(store, "u", "c") == {"u's one"}
+        two = condition(
+            Filter(comparison=Filter.Comparison(key="color", values=[AttributeValue(text="two")]))
+        )
+        ones = np.ones(DIMENSION, np.float32)
+        (found,) = (await store.search("t", ["c"], ones, "", 9, two)).dense
+        assert found.payload["text"] == "t's two"
         await stored(store, "t", "c", "one", *document("new"))
         assert await store.remove("t", "c", "two") == 1
         assert await texts(store, "t", "c") == {"new"}
