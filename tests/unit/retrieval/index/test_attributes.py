@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from protos.common_pb2 import AttributeValue
@@ -111,6 +111,7 @@ def _point(number: int, tenant: str, held: Values) -> Point:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(FILTERS)
+@example(comparison("kind", Filter.EQ, 0.0))  # one source has -0.0
 def test_the_store_selects_what_plain_python_does(points: Here, where: Filter) -> None:
     ours = Every((Is("tenant", ("t",)), attributes.condition(where)))
     found = {payload["n"] for payload in points.payloads(ours, 999, ("n",))}
