@@ -62,6 +62,16 @@ hit_tokens = Counter(
     "penstock_router_prefix_hit_tokens_total", "Of them, cached where they were placed"
 )
 output_tokens = Counter("penstock_router_output_tokens_total", "Sent to clients")
+warmed = from_zero(
+    Counter(
+        "penstock_router_warmed_prompts_total",
+        "Beginnings of chats' next prompts, by whether they were computed ahead: whole; dropped, for "
+        "a request came; busy, no worker had nothing to do; unheld, nobody had the beginning",
+        ["outcome"],
+    ),
+    ("whole", "dropped", "busy", "unheld"),
+)
+warmed_tokens = Counter("penstock_router_warmed_tokens_total", "Computed ahead")
 ended = Counter("penstock_router_requests_total", "Ended requests", ["outcome"])
 
 

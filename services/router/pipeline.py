@@ -4,16 +4,14 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
 from protos import common_pb2, router_pb2
-from services.common.block_hash import block_hashes, tenant_salt
 from services.common.config import Settings
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
@@ -23,7 +21,7 @@ from services.common.telemetry import Telemetry, remote_parent, traceparent
 from services.router import metrics
 from services.router.admission import LANE_NAMES, Admission, Ticket
 from services.router.answer import Answer
-from services.router.block_index import BlockIndex
+from services.router.chains import chains_of
 from services.router.journal import Journal
 from services.router.leg import DRAINING, Way, WorkerLostError
 from services.router.legs import run
@@ -36,6 +34,7 @@ from services.router.placement import (
     place,
 )
 from services.router.quarantine import Case, Quarantine
+from services.router.warming import Warming, warm
 from services.router.workers import Worker, Workers
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,6 @@ _INTERNAL = PenstockError(
     stage="router",
     reason="internal",
 )
-_LONG_PROMPT = 1024  # tokens; hashing more than that would hold up the event loop
 
 
 @dataclass(frozen=True)
@@ -59,11 +57,15 @@ class Router:
     models: ServedModels
     admission: Admission
     quarantine: Quarantine
+    warming: Warming = field(default_factory=Warming)
 
 
 async def generate(router: Router, call: LinkCall, journal: Journal, span: Span) -> None:
     """Admits, places, runs; goes on elsewhere when a worker is lost. Raises PenstockError."""
     request = parse(call.payload)
+    if request.warm:
+        return await _warm(router, request, call, journal, span)
+    router.warming.drop(request.model)
     answer = Answer(request, call)
     ticket = _ticket(answer)
     case = router.quarantine.case(request)
@@ -113,6 +115,33 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
     finally:
         router.admission.leave(ticket)
         _account(span, answer)
+
+
+async def _warm(
+    router: Router,
+    request: router_pb2.GenerateRequest,
+    call: LinkCall,
+    journal: Journal,
+    span: Span,
+) -> None:
+    """A prompt whose blocks alone are wanted, and only while nobody waits."""
+    router.quarantine.case(request).raise_if_refused()
+    await _raise_unless_known(router, request.model)
+    nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    way = Way(
+        call.deadline,
+        traceparent(span),
+        journal.below,
+        router.settings.router.stall_timeout_s,
+        nothing,
+    )
+    workers = router.workers.sound(request.model, request.checkpoint)
+    if router.admission.waiting(request.model):
+        workers = []
+    warmed = await warm(router.warming, router.workers.index, request, workers, way)
+    span.set_attributes({"warm": warmed.outcome, "cached_tokens": warmed.held})
+    span.set_attribute("warmed_tokens", warmed.done - warmed.held)
+    call.send(warmed.delta().SerializeToString())
 
 
 async def serve(router: Router, call: LinkCall) -> None:
@@ -233,7 +262,7 @@ async def _place(router: Router, answer: Answer, split: SplitMode, case: Case) -
         token_ids = np.append(token_ids, np.array(answer.tokens, np.uint32))
     sizes = {w.block_size for w in router.workers.ready(request.model, request.checkpoint)}
     index = router.workers.index
-    chains = await _chains(index, token_ids, request.caller.tenant, sizes)
+    chains = await chains_of(index, token_ids, request.caller.tenant, sizes)
     workers = await _some_workers(router, answer, case)
     case.raise_if_refused()
     matched: dict[int, int] = {}
@@ -250,21 +279,6 @@ async def _place(router: Router, answer: Answer, split: SplitMode, case: Case) -
     placement = place(ask, workers)
     metrics.placements.labels("split" if placement.plan.prefill else "unsplit").inc()
     return placement
-
-
-async def _chains(
-    index: BlockIndex, token_ids: NDArray[np.uint32], tenant: str, sizes: Iterable[int]
-) -> list[list[bytes]]:
-    """The hashes of the tokens' blocks, for each block size; of a long prompt, whose hashes take
-    2 ms for 67,000 tokens, only those of its beginning where nobody holds that."""
-    salt, first = tenant_salt(tenant), token_ids[:_LONG_PROMPT]
-    chains = []
-    for size in sizes:
-        chain = block_hashes(first, size, salt)
-        if len(first) < len(token_ids) and (not chain or index.holds(chain[-1])):
-            chain = await asyncio.to_thread(block_hashes, token_ids, size, salt)
-        chains.append(chain)
-    return chains
 
 
 def _after_loss(

@@ -170,6 +170,10 @@ class Admission:
         for model in {ticket.model for ticket in self._tickets.values() if ticket.waits}:
             self._patience.look(model)
 
+    def waiting(self, model: str) -> bool:
+        """Whether one of the model's requests waits at this router."""
+        return any(ticket.model == model and ticket.waits for ticket in self._tickets.values())
+
     async def status(self, models: Iterable[str]) -> tuple[int, int]:
         """Over all routers, or this one alone while Redis is away: (holding a slot, waiting)."""
         held = waiting = 0

@@ -1,0 +1,154 @@
+"""Prompts that are computed before they are asked for, where nobody could be kept waiting
+(decision 0059).
+
+A chat's next prompt is partly known once its answer is made. Its tokenizer sends what is known; the
+worker that holds most of it computes the rest, and the request that comes finds its blocks.
+
+It takes no slot and stands in no order: it runs only on a worker that has nothing else to do, as
+this router sees it, and is dropped when any request of the model comes to this router, or the
+worker tells of one from elsewhere. A step cannot be left in its middle, so the prompt goes in small
+pieces, each of so many tokens as the worker computes in `_PIECE_S`, or of one block: that is how
+much later a request can begin that came just then.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from protos import common_pb2, router_pb2, worker_pb2
+from services.common.waiting import first_done
+from services.router import metrics
+from services.router.block_index import BlockIndex
+from services.router.chains import chains_of
+from services.router.leg import Way, opened
+from services.router.placement import PREFILL_ROLES, PRIOR_PREFILL_TOKENS_PER_S
+from services.router.workers import Worker
+
+_PIECE_S = 0.02
+
+
+class Warmed(NamedTuple):
+    """What became of one prompt."""
+
+    # unheld: nobody has its beginning, so that it was not just answered, or nothing is kept
+    outcome: Literal["whole", "dropped", "busy", "unheld"]
+    held: int = 0  # tokens that were in the cache
+    done: int = 0  # that are now
+
+    def delta(self) -> worker_pb2.TokenDelta:
+        usage = common_pb2.Usage(prompt_tokens=self.done, cached_tokens=self.held)
+        return worker_pb2.TokenDelta(finish=common_pb2.FINISH_LENGTH, usage=usage)
+
+
+class Warming:
+    """Where prompts are warmed now."""
+
+    def __init__(self) -> None:
+        self._running: defaultdict[str, dict[Worker, asyncio.Future[None]]] = defaultdict(dict)
+
+    def drop(self, model: str) -> None:
+        """A request of the model has come."""
+        for dropped in self._running.get(model, {}).values():
+            if not dropped.done():
+                dropped.set_result(None)
+
+    def on(self, worker: Worker) -> bool:
+        return worker in self._running.get(worker.model, {})
+
+    @contextmanager
+    def began(self, worker: Worker) -> "Iterator[asyncio.Future[None]]":
+        """Yields what is done once it is to end."""
+        dropped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._running[worker.model][worker] = dropped
+        try:
+            yield dropped
+        finally:
+            del self._running[worker.model][worker]
+
+
+async def warm(
+    warming: Warming,
+    index: BlockIndex,
+    request: router_pb2.GenerateRequest,
+    workers: Sequence[Worker],
+    way: Way,
+) -> Warmed:
+    """`workers`: those that may be given it. Raises WorkerLostError, and PenstockError."""
+    warmed = Warmed("busy")
+    ids = np.array(request.prompt_token_ids, np.uint32)
+    chains = await chains_of(
+        index, ids, request.caller.tenant, {worker.block_size for worker in workers}
+    )
+    matched = [index.match(chain) for chain in chains]
+    # From here to the first piece nothing is waited for: an idle worker is idle yet.
+    if idle := [one for one in workers if _is_idle(one) and not warming.on(one)]:
+
+        def held_by(worker: Worker) -> int:
+            return max(found.get(worker.holder.bit, 0) for found in matched) * worker.block_size
+
+        worker = max(idle, key=lambda one: (held_by(one), one.role in PREFILL_ROLES))
+        warmed = await _on(worker, warming, request, held_by(worker), way)
+    metrics.warmed.labels(warmed.outcome).inc()
+    metrics.warmed_tokens.inc(warmed.done - warmed.held)
+    return warmed
+
+
+async def _on(
+    worker: Worker,
+    warming: Warming,
+    request: router_pb2.GenerateRequest,
+    held: int,
+    way: Way,
+) -> Warmed:
+    size = worker.block_size
+    whole = len(request.prompt_token_ids) // size * size
+    if not held:
+        return Warmed("unheld")
+    rate = worker.load.prefill_tokens_per_s or PRIOR_PREFILL_TOKENS_PER_S
+    piece = max(1, int(rate * _PIECE_S) // size) * size
+    done = held
+    with warming.began(worker) as dropped:
+        while done < whole:
+            end = min(done + piece, whole)
+            if not await _piece(worker, request, done, end, dropped, way):
+                return Warmed("dropped", held, done)
+            done = end
+            # Its load may still tell of the piece, and of nothing else.
+            if done < whole and worker.load.running + worker.load.waiting > 1:
+                return Warmed("dropped", held, done)
+    return Warmed("whole", held, done)
+
+
+async def _piece(
+    worker: Worker,
+    request: router_pb2.GenerateRequest,
+    done: int,
+    end: int,
+    dropped: "asyncio.Future[None]",
+    way: Way,
+) -> bool:
+    """Whether the tokens up to `end` are in its cache now; the first `done` are."""
+    work = worker_pb2.WorkRequest(
+        caller=request.caller,
+        model=request.model,
+        checkpoint=request.checkpoint,
+        prompt_token_ids=request.prompt_token_ids[:end],
+        sampling=common_pb2.Sampling(max_tokens=1),  # an engine gives one, which nobody hears of
+        mode=worker_pb2.WorkRequest.UNSPLIT,
+    )
+    work.caller.priority = common_pb2.PRIORITY_LOW
+    async with opened(worker, work, end - done, way) as leg:
+        await first_done(leg.ended, dropped)
+        if not leg.ended.done():
+            return False
+        if failure := leg.failure():
+            raise failure
+    return True
+
+
+def _is_idle(worker: Worker) -> bool:
+    return not (worker.load.running or worker.load.waiting or worker.unseen)
