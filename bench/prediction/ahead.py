@@ -56,7 +56,7 @@ def document(key: str) -> str:
 def table(them: Sequence[Next], search: Search) -> list[str]:
     count = len(them)
     rows = [
-        "| fetched ahead | passages | hold the one that tells the answer | hold all four that are found |"
+        "| fetched ahead | passages | hold the one that answers | hold all four that are found |"
     ]
     rows.append("| --- " + "| ---: " * 3 + "|")
     ways = {
@@ -79,7 +79,7 @@ def table(them: Sequence[Next], search: Search) -> list[str]:
         "",
     ]
     rows += [
-        "| told from what was fetched, from this cosine on | questions | best the same | all four the same |"
+        "| told from what was fetched from this cosine on | questions | same best | same four |"
     ]
     rows.append("| ---: " * 4 + "|")
     known = {key: search.vectors[n] for n, key in enumerate(search.keys)}

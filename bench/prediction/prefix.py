@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerFast
 
-from bench.prediction.ahead import said
 from bench.prediction.chats import Asked, Search, chats, query
 from protos.common_pb2 import Message, Passage
 from services.common.content import said as message
@@ -17,8 +16,8 @@ from services.tokenizer.template import ChatTemplate
 BLOCK = 16  # tokens
 _DEMO = Path(__file__).parents[2] / "models" / "demo"
 _SYSTEM = (
-    "You answer questions of visitors, passengers and staff from the passages that you are given. "
-    "Name the passage that tells what you say by its number in brackets, and say so where none does."
+    "You answer questions of visitors, passengers and staff from the passages that are given. "
+    "Name the passage that tells what you say by its number in brackets; say so if none does."
 )
 _TURN = "<|{{ m.role }}|>{{ m.content }}<|end|>"
 _REASONED = (
@@ -70,8 +69,8 @@ class Bed:
         if kind.template is not None:
             tokenizer.chat_template = kind.template
         self._kind, self._template = kind, ChatTemplate(tokenizer)
-        self._encoder = PromptEncoder(tokenizer.backend_tokenizer)
-        self._end = tokenizer.convert_tokens_to_ids("<|end|>")
+        self._tokenizer = tokenizer.backend_tokenizer
+        self._encoder = PromptEncoder(self._tokenizer)
 
     def prompt(self, messages: Sequence[Message], passages: Sequence[Passage]) -> list[int]:
         return list(self._encoder.encode(self._template.render(messages, passages)).ids)
@@ -89,13 +88,13 @@ class Bed:
     def answered(self, prompt: list[int], one: Asked) -> list[int]:
         """The tokens whose KV is there once the prompt's answer is made: all but its last."""
         text = f"<think>{reasoning(one)}</think>{one.answer}" if self._kind.reasons else one.answer
-        return [*prompt, *self._encoder._all_of([text])[0].ids]
+        return [*prompt, *self._tokenizer.encode(text, add_special_tokens=False).ids]
 
 
 def reasoning(one: Asked) -> str:
     return (
-        f"The question is: {one.question} I look for it in what I was given. It is told there in so "
-        f"many words: {one.answer} Nothing else is asked for, so I say that, shortly."
+        f"The question is: {one.question} I look for it in what I was given. It is told there in "
+        f"so many words: {one.answer} Nothing else is asked for, so I say that, shortly."
     )
 
 
@@ -104,7 +103,7 @@ def measured(kind: Kind, search: Search) -> list[Turn]:
     for chat in chats():
         for at in range(1, len(chat)):
             before, last, now = chat[: at - 1], chat[at - 1], chat[at]
-            (its, next_), _ = _passages(search, chat[:at], now) if kind.stores else (([], []), None)
+            its, next_ = _passages(search, chat[:at], now) if kind.stores else ([], [])
             prompt = bed.prompt(bed.messages(before, last.question), its)
             cache = bed.answered(prompt, last)
             coming = bed.prompt(bed.messages(chat[:at], now.question), next_)
@@ -125,11 +124,12 @@ def measured(kind: Kind, search: Search) -> list[Turn]:
 
 def _passages(
     search: Search, before: Sequence[Asked], now: Asked
-) -> tuple[tuple[list[Passage], list[Passage]], None]:
+) -> tuple[list[Passage], list[Passage]]:
+    """What the last question found, and what this one finds."""
     last = query(before[:-1], before[-1].question)
     keys = search.best(search.embed([last, query(before, now.question)]))
     told = [[Passage(text=search.texts[key]) for key in its] for its in keys]
-    return (told[0], told[1]), None
+    return told[0], told[1]
 
 
 def _blocks(tokens: int) -> int:
@@ -143,9 +143,7 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
 
 def main() -> None:
     search = Search()
-    print(
-        "| chat | prompt | held | known before the question | with its passages, had they been known |"
-    )
+    print("| chat | prompt | held | known before the question | and were its passages known |")
     print("| --- " + "| ---: " * 4 + "|")
     for kind in KINDS:
         turns = measured(kind, search)

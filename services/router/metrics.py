@@ -65,8 +65,8 @@ output_tokens = Counter("penstock_router_output_tokens_total", "Sent to clients"
 warmed = from_zero(
     Counter(
         "penstock_router_warmed_prompts_total",
-        "Beginnings of chats' next prompts, by whether they were computed ahead: whole; dropped, for "
-        "a request came; busy, no worker had nothing to do; unheld, nobody had the beginning",
+        "Known parts of chats' next prompts, by whether they were computed ahead: whole; dropped, "
+        "for a request came; busy, no worker had nothing to do; unheld, nobody had the beginning",
         ["outcome"],
     ),
     ("whole", "dropped", "busy", "unheld"),

@@ -137,7 +137,7 @@ async def _warm(
     )
     workers = router.workers.sound(request.model, request.checkpoint)
     if router.admission.waiting(request.model):
-        workers = []
+        workers = []  # they are somebody's in a moment
     warmed = await warm(router.warming, router.workers.index, request, workers, way)
     span.set_attributes({"warm": warmed.outcome, "cached_tokens": warmed.held})
     span.set_attribute("warmed_tokens", warmed.done - warmed.held)

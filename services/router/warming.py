@@ -20,13 +20,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from protos import common_pb2, router_pb2, worker_pb2
-from services.common.waiting import first_done
 from services.router import metrics
 from services.router.block_index import BlockIndex
+from services.router.breaker import State
 from services.router.chains import chains_of
-from services.router.leg import Way, opened
-from services.router.placement import PREFILL_ROLES, PRIOR_PREFILL_TOKENS_PER_S
-from services.router.workers import Worker
+from services.router.leg import Leg, Way, WorkerLostError, opened
+from services.router.placement import PRIOR_PREFILL_TOKENS_PER_S
+from services.router.workers import PREFILL_ROLES, Worker
 
 _PIECE_S = 0.02
 
@@ -44,28 +44,39 @@ class Warmed(NamedTuple):
         return worker_pb2.TokenDelta(finish=common_pb2.FINISH_LENGTH, usage=usage)
 
 
+class _Run:
+    """One prompt on one worker."""
+
+    def __init__(self) -> None:
+        self.leg: Leg | None = None
+        self.dropped = False
+
+    def drop(self) -> None:
+        """Its worker counts as free of it from now on."""
+        self.dropped = True
+        if self.leg is not None:
+            self.leg.stop()
+
+
 class Warming:
     """Where prompts are warmed now."""
 
     def __init__(self) -> None:
-        self._running: defaultdict[str, dict[Worker, asyncio.Future[None]]] = defaultdict(dict)
+        self._running: defaultdict[str, dict[Worker, _Run]] = defaultdict(dict)
 
     def drop(self, model: str) -> None:
         """A request of the model has come."""
-        for dropped in self._running.get(model, {}).values():
-            if not dropped.done():
-                dropped.set_result(None)
+        for run in self._running.get(model, {}).values():
+            run.drop()
 
     def on(self, worker: Worker) -> bool:
         return worker in self._running.get(worker.model, {})
 
     @contextmanager
-    def began(self, worker: Worker) -> "Iterator[asyncio.Future[None]]":
-        """Yields what is done once it is to end."""
-        dropped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._running[worker.model][worker] = dropped
+    def began(self, worker: Worker) -> Iterator[_Run]:
+        run = self._running[worker.model][worker] = _Run()
         try:
-            yield dropped
+            yield run
         finally:
             del self._running[worker.model][worker]
 
@@ -77,7 +88,7 @@ async def warm(
     workers: Sequence[Worker],
     way: Way,
 ) -> Warmed:
-    """`workers`: those that may be given it. Raises WorkerLostError, and PenstockError."""
+    """`workers`: those that may be given it. Raises PenstockError."""
     warmed = Warmed("busy")
     ids = np.array(request.prompt_token_ids, np.uint32)
     chains = await chains_of(
@@ -111,10 +122,10 @@ async def _on(
     rate = worker.load.prefill_tokens_per_s or PRIOR_PREFILL_TOKENS_PER_S
     piece = max(1, int(rate * _PIECE_S) // size) * size
     done = held
-    with warming.began(worker) as dropped:
+    with warming.began(worker) as run:
         while done < whole:
             end = min(done + piece, whole)
-            if not await _piece(worker, request, done, end, dropped, way):
+            if run.dropped or not await _piece(worker, request, done, end, run, way):
                 return Warmed("dropped", held, done)
             done = end
             # Its load may still tell of the piece, and of nothing else.
@@ -128,7 +139,7 @@ async def _piece(
     request: router_pb2.GenerateRequest,
     done: int,
     end: int,
-    dropped: "asyncio.Future[None]",
+    run: _Run,
     way: Way,
 ) -> bool:
     """Whether the tokens up to `end` are in its cache now; the first `done` are."""
@@ -142,13 +153,15 @@ async def _piece(
     )
     work.caller.priority = common_pb2.PRIORITY_LOW
     async with opened(worker, work, end - done, way) as leg:
-        await first_done(leg.ended, dropped)
-        if not leg.ended.done():
+        run.leg = leg
+        await asyncio.wait([leg.ended])
+        if run.dropped:
             return False
         if failure := leg.failure():
-            raise failure
+            raise failure.error if isinstance(failure, WorkerLostError) else failure
     return True
 
 
 def _is_idle(worker: Worker) -> bool:
-    return not (worker.load.running or worker.load.waiting or worker.unseen)
+    busy = worker.load.running or worker.load.waiting or worker.unseen
+    return not busy and worker.breaker.state is State.CLOSED  # a try is for those who wait

@@ -2,6 +2,8 @@
 
 from prometheus_client import Counter, Gauge
 
+from services.common.metrics import from_zero
+
 PROMPT_TOKENS = Counter(
     "penstock_tokenizer_prompt_tokens_total", "Prompt tokens sent on", ["model"]
 )
@@ -21,4 +23,30 @@ REQUESTS = Counter(
 RUNNING = Gauge("penstock_tokenizer_running_requests", "Requests under way")
 ROUTER_LOSSES = Counter(
     "penstock_tokenizer_router_losses_total", "Routers lost under a request", ["why"]
+)
+WARMINGS = from_zero(
+    Counter(
+        "penstock_tokenizer_warmings_total",
+        "Chats whose next prompt is known further than it is cached: warmed; busy, no worker had "
+        "nothing to do or the cache; budget, the tenant's is spent; unpaid, too few were asked for",
+        ["outcome"],
+    ),
+    ("warmed", "busy", "budget", "unpaid"),
+)
+WARMED_TOKENS = Counter("penstock_tokenizer_warmed_tokens_total", "Computed ahead")
+WARMED_TURNS = from_zero(
+    Counter(
+        "penstock_tokenizer_warmed_turns_total",
+        "Next turns that came to warmed chats: hit, found in the cache; evicted, not any more",
+        ["outcome"],
+    ),
+    ("hit", "evicted"),
+)
+WARMED_HIT_TOKENS = Counter(
+    "penstock_tokenizer_warmed_hit_tokens_total",
+    "Of those computed ahead, found by next turns; the others were for nothing",
+)
+WARMED_SAVED_SECONDS = Counter(
+    "penstock_tokenizer_warmed_saved_seconds_total",
+    "What computing them ahead took, which next turns did not wait for",
 )

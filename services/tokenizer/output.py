@@ -48,11 +48,12 @@ class Output:
         echo: str | None = None,
         policy: AnswerPolicy | None = None,
         first: TextDelta | None = None,
+        keeps: bool = False,
     ) -> None:
         """`shape`: tells text, reasoning and calls apart; None: all is text. `min_tokens`: before
         which stop strings do not count; `texts`: logprobs are wanted; `echo`: the prompt as it is
         to come back; `policy`: on the answer; None: no rule is for it; `first`: what else the first
-        delta tells."""
+        delta tells; `keeps`: `told` is wanted."""
         self._choice = choice
         self._draft_tokens = self._accepted_tokens = 0
         self._min_tokens = min_tokens
@@ -73,6 +74,9 @@ class Output:
         self._sent = 0  # of `token_ids`: the others gave no text yet
         self._cached_tokens: int | None = None  # as told first: later routers know of their own
         self.token_ids = array("I")
+        self._keeps = keeps
+        self.told: list[str] = []  # of the answer's text
+        self.reasoned = False  # some of it was reasoning
         self.begun = asyncio.Event()  # tokens have come
         self.finish = FINISH_NONE
 
@@ -169,6 +173,9 @@ class Output:
         )
         self._sent = len(self.token_ids)
         self._logprobs.clear()
+        if self._keeps:
+            self.told.append(said.text)
+            self.reasoned = self.reasoned or bool(said.reasoning)
         if self.finish or not self._begun or self._draft_tokens:
             out.usage.CopyFrom(self.usage())
         if not self._begun:

@@ -12,6 +12,7 @@ from services.common.spans import Span
 from services.common.telemetry import Telemetry
 from services.tokenizer.catalog import Catalog
 from services.tokenizer.models import ServedModel
+from services.tokenizer.warming.warming import Warming
 
 T = TypeVar("T")
 
@@ -28,6 +29,7 @@ class Pipeline:
     max_pooled_tokens: int  # of all its inputs
     telemetry: Telemetry
     threads: FairThreads
+    warming: Warming
 
 
 async def model_of(

@@ -50,7 +50,9 @@ async def run(
         context_at = len(record.decisions)
         try:
             # Out: tokens to text, in the link's callback, until the end or a stop string.
-            outputs = _outputs(model, request, prompt, policy, given)
+            outputs = _outputs(
+                model, request, prompt, policy, given, pipeline.warming.wants(request)
+            )
             if request.HasField("resume"):
                 await _resume(pipeline, outputs, request, span)
             before = sum(len(output.token_ids) for output in outputs)
@@ -78,6 +80,8 @@ async def run(
             tell(policy, output.hits, span, record)
     if not all(output.finish for output in outputs):
         raise _unfinished(end)
+    if pipeline.warming.wants(request):
+        pipeline.warming.answered(model, request, prompt, outputs[0], call.traceparent)
 
 
 async def _prompt(
@@ -170,9 +174,11 @@ def _outputs(
     prompt: Prompt,
     policy: Policy,
     given: Sequence[tuple[str, str]],
+    keeps: bool,
 ) -> list[Output]:
     """One for each choice; the first brings the prompt back where that is wanted. `given`: titles
-    and texts of the passages, before the policy looked at them."""
+    and texts of the passages, before the policy looked at them; `keeps`: what they tell is wanted
+    afterwards."""
     texts = model.token_texts if request.sampling.HasField("logprobs") else None
     detokenizer = model.with_calls if offered(request.chat) else model.detokenizer
     is_json = request.sampling.constraint.WhichOneof("kind") in ("json_object", "json_schema")
@@ -201,6 +207,7 @@ def _outputs(
                 None if choice else echo,
                 allowed,
                 first,
+                keeps,
             )
         )
     return outputs

@@ -25,6 +25,7 @@ from services.tokenizer.pool_prompts import check_pool
 from services.tokenizer.pooled import pool
 from services.tokenizer.pools import Pools
 from services.tokenizer.tokens import tokens
+from services.tokenizer.warming.warming import Warming
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class TokenizerService(Service):
     _pools: Pools | None = None
     _catalog: Catalog | None = None
     _routers: Peers | None = None
+    _warming: Warming | None = None
     _links: LinkServer | None = None
 
     async def start(self, server: grpc.aio.Server) -> None:
@@ -71,6 +73,9 @@ class TokenizerService(Service):
             self.redis, self.settings, "router", identity="tokenizer", peer_id=self.id
         )
         await self._routers.start()
+        self._warming = Warming(
+            settings, self.redis, self.settings.namespace, self._routers, self.telemetry
+        )
         self._pipeline = Pipeline(
             self._catalog,
             self._policy,
@@ -80,6 +85,7 @@ class TokenizerService(Service):
             settings.max_pooled_tokens,
             self.telemetry,
             self._threads,
+            self._warming,
         )
         tokenizer_pb2_grpc.add_TokenizerServicer_to_server(_Unary(self._catalog), server)
         self._links = LinkServer(
@@ -122,6 +128,8 @@ class TokenizerService(Service):
             await self._links.drain(grace_s)
 
     async def stop(self) -> None:
+        if self._warming is not None:
+            self._warming.stop()
         if self._policy is not None:
             await self._policy.stop()
         if self._catalog is not None:

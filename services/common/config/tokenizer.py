@@ -32,3 +32,16 @@ class TokenizerSettings(Replicated):
     router_patience_s: float = Field(
         20.0, ge=0, description="how long a request waits for a router while none is ready"
     )
+    warm_tokens_per_minute: int = Field(
+        0,
+        ge=0,
+        description="of each tenant: tokens of its chats' next prompts, as far as those are known, "
+        "that are computed ahead on workers with nothing else to do; 0: none (decision 0059)",
+    )
+    warm_least_hits: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="share of the prompts computed ahead whose next turns must come, or a tenant's "
+        "of that model are left alone, but for one of sixteen",
+    )
