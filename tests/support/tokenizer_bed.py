@@ -233,6 +233,7 @@ async def bed(
     write: Callable[[Path], None] = write_model,
     policy: str = POLICY,
     generation_config: Literal["auto", "none"] = "auto",
+    warm_tokens_per_minute: int = 0,
 ) -> AsyncIterator[Bed]:
     """A tokenizer between a gateway's link and scripted routers; of which no task is left."""
     write(folder)
@@ -246,6 +247,7 @@ async def bed(
             router_patience_s=patience_s,
             max_requests=max_requests,
             generation_config=generation_config,
+            warm_tokens_per_minute=warm_tokens_per_minute,
         ),
     )
     async with leaving_no_task():

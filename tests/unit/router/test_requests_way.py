@@ -14,7 +14,7 @@ from services.common.config import RouterSettings, Settings
 from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkState
 from services.common.telemetry import Telemetry
-from services.router import breaker, metrics, pipeline
+from services.router import breaker, chains, metrics, pipeline
 from services.router.admission import Ticket
 from services.router.quarantine import Quarantine, fingerprint
 from tests.support.scripted_workers import CHECKPOINT, Call, Opened, Pool
@@ -466,7 +466,7 @@ async def test_a_long_prompt_is_hashed_as_far_as_somebody_may_hold_it(
         seen.append(len(token_ids))
         return block_hashes(token_ids, *how)
 
-    monkeypatch.setattr(pipeline, "block_hashes", counted)
+    monkeypatch.setattr(chains, "block_hashes", counted)
     served = rig.serve(request(prompt_token_ids=prompt))
     worker = await rig.nth("w", 1)
     worker.give(1, finish=FINISH_LENGTH)
