@@ -24,16 +24,15 @@ RUNNING = Gauge("penstock_tokenizer_running_requests", "Requests under way")
 ROUTER_LOSSES = Counter(
     "penstock_tokenizer_router_losses_total", "Routers lost under a request", ["why"]
 )
-WARMINGS = from_zero(
+UNWARMED = from_zero(
     Counter(
-        "penstock_tokenizer_warmings_total",
-        "Chats whose next prompt is known further than it is cached: warmed; busy, no worker had "
-        "nothing to do or the cache; budget, the tenant's is spent; unpaid, too few were asked for",
-        ["outcome"],
+        "penstock_tokenizer_unwarmed_prompts_total",
+        "What is known of chats' next prompts and was not sent to be computed ahead: budget, the "
+        "tenant's is spent; unpaid, too few of the tenant's are asked for",
+        ["why"],
     ),
-    ("warmed", "busy", "budget", "unpaid"),
+    ("budget", "unpaid"),
 )
-WARMED_TOKENS = Counter("penstock_tokenizer_warmed_tokens_total", "Computed ahead")
 WARMED_TURNS = from_zero(
     Counter(
         "penstock_tokenizer_warmed_turns_total",
@@ -44,7 +43,7 @@ WARMED_TURNS = from_zero(
 )
 WARMED_HIT_TOKENS = Counter(
     "penstock_tokenizer_warmed_hit_tokens_total",
-    "Of those computed ahead, found by next turns; the others were for nothing",
+    "Of penstock_router_warmed_tokens_total, found by next turns; the others were for nothing",
 )
 WARMED_SAVED_SECONDS = Counter(
     "penstock_tokenizer_warmed_saved_seconds_total",

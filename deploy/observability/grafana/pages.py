@@ -390,6 +390,16 @@ ROUTER = Page(
             [
                 Panel("Placed", "reqps", "", [(_rate("penstock_router_placements_total", "mode"), "{{mode}}")]),
                 Panel("Prefix cache's hits", "percentunit", "Of the prompts' tokens, where they were placed.", [(f'{_total("penstock_router_prefix_hit_tokens_total")} / {_total("penstock_router_prompt_tokens_total")}', "hits")]),
+                Panel("Next turns computed ahead", "reqps", "Known parts of prompts, by what became of them; then the turns that came.", [
+                    (_rate("penstock_router_warmed_prompts_total", "outcome"), "{{outcome}}"),
+                    (_rate("penstock_tokenizer_unwarmed_prompts_total", "why"), "not sent: {{why}}"),
+                    (_rate("penstock_tokenizer_warmed_turns_total", "outcome"), "turn: {{outcome}}"),
+                ]),
+                Panel("Tokens computed ahead", "short", "A second, and how many of them next turns found. Decision 0059.", [
+                    (_total("penstock_router_warmed_tokens_total"), "computed"),
+                    (_total("penstock_tokenizer_warmed_hit_tokens_total"), "found"),
+                ]),
+                Panel("Time saved by that", "s", "A second.", [(_total("penstock_tokenizer_warmed_saved_seconds_total"), "saved")]),
                 Panel("Ready workers", "short", "As the router sees them that sees most.", [("max by (model, role) (sum by (instance, model, role) (penstock_router_ready_workers))", "{{model}} {{role}}")]),
                 Panel("Tokens", "short", "A second, to clients.", [(_total("penstock_router_output_tokens_total"), "output")]),
             ],

@@ -122,7 +122,7 @@ class Warming:
         if time.monotonic() < self._pauses.get(model.name, 0.0):
             return False
         if not self._payoff.pays(request.caller.tenant, model.name):
-            metrics.WARMINGS.labels("unpaid").inc()
+            metrics.UNWARMED.labels("unpaid").inc()
             return False
         kind = _kind(model, request, output)
         if self._in_vain[kind] < _IN_VAIN:
@@ -163,17 +163,14 @@ class Warming:
             return
         self._in_vain[kind] = 0
         if not await self._payoff.take(tenant, found.gain):
-            metrics.WARMINGS.labels("budget").inc()
+            metrics.UNWARMED.labels("budget").inc()
             return
         usage, took_s = await self._computed(model, request, found, span)
         ahead = usage.prompt_tokens - usage.cached_tokens
         span.set_attribute("warmed_tokens", ahead)
         if not ahead:
             self._pauses[model.name] = time.monotonic() + _PAUSE_S
-            metrics.WARMINGS.labels("busy").inc()
             return
-        metrics.WARMINGS.labels("warmed").inc()
-        metrics.WARMED_TOKENS.inc(ahead)
         key = conversation(request, answer)
         tokens = usage.prompt_tokens
         await self._payoff.warmed(tenant, model.name, key, tokens, ahead, took_s)
