@@ -1,4 +1,6 @@
-"""How much of what the next question finds could have been fetched before it was asked."""
+"""`python -m bench.prediction.ahead`: how much of what the next question finds could have been
+fetched before it was asked (decision 0059).
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple

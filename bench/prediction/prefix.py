@@ -1,17 +1,21 @@
-"""What the prefix cache holds of the next turn's prompt once an answer is made, and what of it
-could be known before the next question."""
+"""`python -m bench.prediction.prefix`: what the prefix cache holds of the next turn's prompt once an
+answer is made, and what of it is known before the next question (decision 0059).
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from transformers import PreTrainedTokenizerFast
 
 from bench.prediction.chats import Asked, Search, chats, query
 from protos.common_pb2 import Message, Passage
+from protos.tokenizer_pb2 import Chat
 from services.common.content import said as message
 from services.tokenizer.encode import PromptEncoder
+from services.tokenizer.models import ServedModel
 from services.tokenizer.template import ChatTemplate
+from services.tokenizer.warming.known import known
 
 BLOCK = 16  # tokens
 _DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -64,16 +68,18 @@ class Turn(NamedTuple):
 
 
 class Bed:
+    """What of a served model `known` asks for, with prompts and answers."""
+
     def __init__(self, kind: Kind) -> None:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(_DEMO, local_files_only=True)
         if kind.template is not None:
             tokenizer.chat_template = kind.template
-        self._kind, self._template = kind, ChatTemplate(tokenizer)
+        self._kind, self.template, self.window = kind, ChatTemplate(tokenizer), 4096
         self._tokenizer = tokenizer.backend_tokenizer
-        self._encoder = PromptEncoder(self._tokenizer)
+        self.encoder = PromptEncoder(self._tokenizer)
 
     def prompt(self, messages: Sequence[Message], passages: Sequence[Passage]) -> list[int]:
-        return list(self._encoder.encode(self._template.render(messages, passages)).ids)
+        return list(self.encoder.encode(self.template.render(messages, passages)).ids)
 
     def messages(self, turns: Sequence[Asked], question: str) -> list[Message]:
         """The chat up to the question, as its client sends it."""
@@ -89,6 +95,18 @@ class Bed:
         """The tokens whose KV is there once the prompt's answer is made: all but its last."""
         text = f"<think>{reasoning(one)}</think>{one.answer}" if self._kind.reasons else one.answer
         return [*prompt, *self._tokenizer.encode(text, add_special_tokens=False).ids]
+
+    def known(
+        self,
+        messages: Sequence[Message],
+        passages: Sequence[Passage],
+        one: Asked,
+        computed: Sequence[int],
+    ) -> list[int]:
+        chat = Chat(messages=messages, passages=passages)
+        found = known(cast(ServedModel, self), chat, one.answer, computed)
+        assert found is not None
+        return found.token_ids
 
 
 def reasoning(one: Asked) -> str:
@@ -107,17 +125,19 @@ def measured(kind: Kind, search: Search) -> list[Turn]:
             prompt = bed.prompt(bed.messages(before, last.question), its)
             cache = bed.answered(prompt, last)
             coming = bed.prompt(bed.messages(chat[:at], now.question), next_)
-            # What comes before the question, whatever it is and finds.
-            sure = bed.prompt(bed.messages(chat[:at], "Why?"), [])
-            other = [Passage(text="Nothing.")] if kind.stores else []
-            sure = sure[: _shared(sure, bed.prompt(bed.messages(chat[:at], "x = 7"), other))]
+            sure = bed.known(bed.messages(before, last.question), its, last, cache)
             right = bed.prompt(bed.messages(chat[:at], "Why?"), next_)
             held = _blocks(_shared(cache, coming))
-            known = _blocks(_shared(sure, coming))
-            assert _shared(sure, coming) == len(sure), "it was no prefix"
+            assert coming[: len(sure)] == sure, "it was not known"
+            sure_blocks = _blocks(len(sure))
             ideal = _blocks(_shared(right, coming))
             found.append(
-                Turn(len(coming), held, max(0, known - held), max(0, ideal - max(known, held)))
+                Turn(
+                    len(coming),
+                    held,
+                    max(0, sure_blocks - held),
+                    max(0, ideal - max(sure_blocks, held)),
+                )
             )
     return found
 
@@ -128,7 +148,7 @@ def _passages(
     """What the last question found, and what this one finds."""
     last = query(before[:-1], before[-1].question)
     keys = search.best(search.embed([last, query(before, now.question)]))
-    told = [[Passage(text=search.texts[key]) for key in its] for its in keys]
+    told = [[Passage(text=search.texts[key], source_id=key) for key in its] for its in keys]
     return told[0], told[1]
 
 
