@@ -108,7 +108,9 @@ async def _stream(
 ) -> Answer:
     asked |= {"max_tokens": size, "stream": True, "temperature": 0, "ignore_eos": True}
     asked |= {"stream_options": {"include_usage": True}}
-    began, first, pieces, usage = time.perf_counter(), 0.0, [], {}
+    pieces: list[str] = []
+    usage: dict[str, Any] = {}
+    began, first = time.perf_counter(), 0.0
     async with http.post(path, json=asked) as answer:
         async for line in answer.content:
             if answer.status != 200:

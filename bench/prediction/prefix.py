@@ -1,5 +1,5 @@
-"""`python -m bench.prediction.prefix`: what the prefix cache holds of the next turn's prompt once an
-answer is made, and what of it is known before the next question (decision 0059).
+"""`python -m bench.prediction.prefix`: what the prefix cache holds of the next turn's prompt once
+an answer is made, and what of it is known before the next question (decision 0059).
 """
 
 from collections.abc import Sequence
