@@ -51,6 +51,7 @@ def main() -> None:
         config = json.loads((model / "tokenizer_config.json").read_text())
         config["chat_template"] = _TEMPLATE
         (model / "tokenizer_config.json").write_text(json.dumps(config))
+        (folder / "up").mkdir()
         with platform_up(model, folder / "up", "off") as running:
             print(*asyncio.run(_measured(running, given.turns, given.answer)), sep="\n")
 

@@ -98,6 +98,9 @@ async def test_an_answer_does_not_wait_for_it_and_one_at_a_time_is_enough(
     router.holds.clear()
     options = {"warm_tokens_per_minute": 1000}
     async with bed(tmp_path, redis_url, namespace, router, write=write, **options) as b:
+        line = chat("Which?")  # of a batch, which has no next turn
+        line.caller.priority = PRIORITY_LOW
+        assert not b.pipeline.warming.wants(line)
         for question in ("What?", "Why?", "Where?"):
             assert (await b.ask(chat(question))).status.code == 0
         await until(lambda: len(router.warmed) == 1)

@@ -35,7 +35,7 @@ class Known(NamedTuple):
         return len(self.token_ids) - self.held
 
 
-def known(model: ServedModel, chat: Chat, answer: str, computed: Sequence[int]) -> Known | None:
+def known(model: ServedModel, chat: Chat, answer: str, *computed: Sequence[int]) -> Known | None:
     """`computed`: the tokens whose KV is there, of the prompt and of its answer. None: the next
     prompt will be cut, or its template refuses it. Some milliseconds of work for a long chat."""
     messages = [*chat.messages, said("assistant", answer)]
@@ -52,7 +52,8 @@ def known(model: ServedModel, chat: Chat, answer: str, computed: Sequence[int]) 
     if max(len(one), len(other)) > model.window - least_output(model.window):
         return None
     ids = one[: _shared(one, other)]
-    return Known(ids.tolist(), _shared(ids, np.array(computed, np.uint32)))
+    there = np.concatenate([np.array(some, np.uint32) for some in computed])
+    return Known(ids.tolist(), _shared(ids, there))
 
 
 def _prompt(

@@ -75,9 +75,11 @@ class Warming:
         self._threads.stop()
 
     def wants(self, request: PromptRequest) -> bool:
-        """Whether what is answered should be kept until the answer is whole."""
+        """Whether what is answered should be kept until the answer is whole: a chat's that
+        somebody waits for."""
         alone = request.choices <= 1 and not request.HasField("resume")
-        return self.is_on and alone and request.HasField("chat")
+        waited_for = request.caller.priority != PRIORITY_LOW
+        return self.is_on and alone and waited_for and request.HasField("chat")
 
     def answered(
         self,
@@ -154,8 +156,8 @@ class Warming:
     ) -> None:
         tenant, kind = request.caller.tenant, _kind(model, request, output)
         answer = "".join(output.told)
-        computed = [*prompt.token_ids, *output.token_ids]
-        work = partial(known, model, request.chat, answer, computed)
+        computed = prompt.token_ids, output.token_ids
+        work = partial(known, model, request.chat, answer, *computed)
         found = await self._threads.run(tenant, work)
         span.set_attribute("tokens", 0 if found is None else found.gain)
         if found is None or found.gain < _LEAST:
