@@ -40,6 +40,7 @@ class Way:
     `progress_s`: a decode worker that steps must give a token within, once the KV is handed over.
     `recalled`: done when the request is to stop and to go on later.
     `alone_tokens`: until it has given so many, an unsplit one runs with no other suspect.
+    `proves`: that a leg ends well speaks for its worker; of pieces there are too many for that.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Way:
         self.progress_s = progress_s
         self.recalled = recalled
         self.alone_tokens = 0
+        self.proves = True
 
 
 class Leg:
@@ -76,6 +78,7 @@ class Leg:
             traceparent=way.traceparent,
             on_item=self._on_item,
         )
+        self._proves = way.proves
         self.ended = asyncio.ensure_future(self._request.ended())
         self.ended.add_done_callback(self._judge)
 
@@ -129,7 +132,7 @@ class Leg:
             self._attempt.left()
             return
         error = PenstockError.from_status(ended.result().status)
-        if error.code is grpc.StatusCode.OK:
+        if error.code is grpc.StatusCode.OK and self._proves:
             self._attempt.succeeded()
         elif error.reason == DRAINING:
             self._attempt.left()

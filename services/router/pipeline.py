@@ -60,11 +60,13 @@ class Router:
     warming: Warming = field(default_factory=Warming)
 
 
-async def generate(router: Router, call: LinkCall, journal: Journal, span: Span) -> None:
-    """Admits, places, runs; goes on elsewhere when a worker is lost. Raises PenstockError."""
+async def generate(router: Router, call: LinkCall, journal: Journal, span: Span) -> str:
+    """Admits, places, runs; goes on elsewhere when a worker is lost. Its outcome, as it is counted.
+    Raises PenstockError."""
     request = parse(call.payload)
     if request.warm:
-        return await _warm(router, request, call, journal, span)
+        await _warm(router, request, call, journal, span)
+        return "warmed"  # nobody's request
     router.warming.drop(request.model)
     answer = Answer(request, call)
     ticket = _ticket(answer)
@@ -115,6 +117,7 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
     finally:
         router.admission.leave(ticket)
         _account(span, answer)
+    return "ok"
 
 
 async def _warm(
@@ -135,6 +138,7 @@ async def _warm(
         router.settings.router.stall_timeout_s,
         nothing,
     )
+    way.proves = False
     workers = router.workers.sound(request.model, request.checkpoint)
     if router.admission.waiting(request.model):
         workers = []  # they are somebody's in a moment
@@ -152,8 +156,8 @@ async def serve(router: Router, call: LinkCall) -> None:
     try:
         with router.telemetry.span("router", remote_parent(call.traceparent)) as span:
             try:
-                await generate(router, call, journal, span)
-                status, outcome = common_pb2.Status(), "ok"
+                outcome = await generate(router, call, journal, span)
+                status = common_pb2.Status()
             except PenstockError as error:
                 outcome = error.code.name.lower()
                 span.set_attribute("error", error.reason or outcome)

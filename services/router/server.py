@@ -55,6 +55,7 @@ class RouterService(Service):
         self._admission.check()
 
     async def drain(self, grace_s: float) -> None:
+        self._router.warming.stop()
         await self._links.drain(grace_s)
 
     async def stop(self) -> None:

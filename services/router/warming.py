@@ -69,6 +69,11 @@ class Warming:
         for run in self._running.get(model, {}).values():
             run.drop()
 
+    def stop(self) -> None:
+        """The router is drained: nothing of it is worth waiting for."""
+        for model in self._running:
+            self.drop(model)
+
     def on(self, worker: Worker) -> bool:
         return worker in self._running.get(worker.model, {})
 
@@ -89,20 +94,26 @@ async def warm(
     way: Way,
 ) -> Warmed:
     """`workers`: those that may be given it. Raises PenstockError."""
-    warmed = Warmed("busy")
     ids = np.array(request.prompt_token_ids, np.uint32)
     chains = await chains_of(
         index, ids, request.caller.tenant, {worker.block_size for worker in workers}
     )
     matched = [index.match(chain) for chain in chains]
     # From here to the first piece nothing is waited for: an idle worker is idle yet.
-    if idle := [one for one in workers if _is_idle(one) and not warming.on(one)]:
-
-        def held_by(worker: Worker) -> int:
-            return max(found.get(worker.holder.bit, 0) for found in matched) * worker.block_size
-
-        worker = max(idle, key=lambda one: (held_by(one), one.role in PREFILL_ROLES))
-        warmed = await _on(worker, warming, request, held_by(worker), way)
+    held = {
+        one: max(found.get(one.holder.bit, 0) for found in matched) * one.block_size
+        for one in workers
+    }
+    most = max(held.values(), default=0)
+    # Elsewhere it would be more than the rest.
+    idle = [one for one in workers if held[one] == most and _is_idle(one) and not warming.on(one)]
+    if workers and not most:
+        warmed = Warmed("unheld")
+    elif not idle:
+        warmed = Warmed("busy")
+    else:
+        worker = max(idle, key=lambda one: one.role in PREFILL_ROLES)
+        warmed = await _on(worker, warming, request, most, way)
     metrics.warmed.labels(warmed.outcome).inc()
     metrics.warmed_tokens.inc(warmed.done - warmed.held)
     return warmed
@@ -117,15 +128,15 @@ async def _on(
 ) -> Warmed:
     size = worker.block_size
     whole = len(request.prompt_token_ids) // size * size
-    if not held:
-        return Warmed("unheld")
     rate = worker.load.prefill_tokens_per_s or PRIOR_PREFILL_TOKENS_PER_S
     piece = max(1, int(rate * _PIECE_S) // size) * size
     done = held
     with warming.began(worker) as run:
         while done < whole:
             end = min(done + piece, whole)
-            if run.dropped or not await _piece(worker, request, done, end, run, way):
+            if run.dropped or not worker.peer.ready:
+                return Warmed("dropped", held, done)
+            if not await _piece(worker, request, done, end, run, way):
                 return Warmed("dropped", held, done)
             done = end
             # Its load may still tell of the piece, and of nothing else.

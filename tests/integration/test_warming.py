@@ -86,6 +86,9 @@ async def test_what_is_known_of_the_next_turn_is_sent_on_and_the_turn_is_a_hit(
             return [key async for key in redis.scan_iter(keys)] != []
 
         await until(is_noted)
+        (spent,) = [key async for key in redis.scan_iter(f"{namespace}:{{acme}}:warmed:spent:*")]
+        assert int(await redis.get(spent) or 0) == len(first.prompt_token_ids) - 32
+        assert 0 < await redis.ttl(spent) <= 120
         next_turn = chat("What is the pressure?", ANSWER, "And in bar?")
         assert (await b.ask(next_turn)).status.code == 0
         await until(lambda: hits._value.get() - was == 1)

@@ -56,13 +56,25 @@ class Payoff:
     async def take(self, tenant: str, tokens: int) -> bool:
         """Whether so many are left of the tenant's budget for this minute; then they are spent.
         Raises RedisAway."""
-        key = f"{self._namespace}:{{{tenant}}}:warmed:spent:{int(time.time() / _MINUTE_S)}"
-        spent = await self._redis.incrby(key, tokens)
-        await self._redis.expire(key, 2 * _MINUTE_S)
-        if spent <= self._tokens_a_minute:
+        if await self._spend(tenant, tokens) <= self._tokens_a_minute:
             return True
-        await self._redis.decrby(key, tokens)
+        await self.settle(tenant, tokens, 0)
         return False
+
+    async def settle(self, tenant: str, taken: int, computed: int) -> None:
+        """Of those that were taken so many were computed, or more than those. Raises RedisAway."""
+        if computed != taken:
+            await self._spend(tenant, computed - taken)
+
+    async def _spend(self, tenant: str, tokens: int) -> int:
+        """What is spent in this minute now. Where it ended since they were taken, the next one has
+        so many more."""
+        key = f"{self._namespace}:{{{tenant}}}:warmed:spent:{int(time.time() / _MINUTE_S)}"
+        async with self._redis.pipeline(transaction=True) as both:
+            both.incrby(key, tokens)
+            both.expire(key, 2 * _MINUTE_S)
+            spent, _ = await both.execute()
+        return int(spent)
 
     async def warmed(
         self, tenant: str, model: str, conversation: str, tokens: int, ahead: int, took_s: float

@@ -37,7 +37,7 @@ _LEAST = 32  # tokens: two blocks, as most engines have them
 _IN_VAIN = 8  # looks at chats of a kind that gained nothing, until only some are looked at
 _SOME = 32  # one of so many
 _PAUSE_S = 1.0  # after a router had no worker with nothing to do
-_LONG_PAUSE_S = 60.0  # after a worker was lost, or anything else failed
+_LONG_PAUSE_S = 600.0  # after a worker was lost, or anything else failed
 _TIME_S = 30.0  # for a prompt's computation
 
 
@@ -170,6 +170,7 @@ class Warming:
         usage, took_s = await self._computed(model, request, found, span)
         ahead = usage.prompt_tokens - usage.cached_tokens
         span.set_attribute("warmed_tokens", ahead)
+        await self._payoff.settle(tenant, found.gain, ahead)
         if not ahead:
             self._pauses[model.name] = time.monotonic() + _PAUSE_S
             return

@@ -9,6 +9,7 @@ import pytest
 from protos import worker_pb2
 from protos.common_pb2 import FINISH_LENGTH, PRIORITY_LOW
 from services.common.block_hash import block_hashes, tenant_salt
+from services.common.link import LinkState
 from services.router import metrics
 from tests.support.waiting import until
 from tests.unit.router.test_requests_way import PROMPT, Rig, Served, request
@@ -98,6 +99,21 @@ async def test_it_is_dropped_between_two_pieces_too(rig: Rig) -> None:
     assert len(rig.pool.opened["w"]) == 1
 
 
+async def test_it_ends_with_a_drained_router_and_goes_no_further_on_a_drained_worker(
+    rig: Rig,
+) -> None:
+    worker(rig)
+    served = warm(rig)
+    await rig.nth("w", 1)
+    rig.router.warming.stop()
+    assert await told(served) == (HELD, HELD)
+    served = warm(rig)
+    opened = await rig.nth("w", 2)
+    next(iter(rig.router.workers.all())).link.state = LinkState.DRAINING
+    opened.end()
+    assert await told(served) == (48, HELD)
+
+
 async def test_another_models_requests_are_nothing_to_it(rig: Rig) -> None:
     worker(rig)
     served = warm(rig)
@@ -161,6 +177,27 @@ async def test_it_goes_to_the_worker_that_holds_most_of_it(rig: Rig) -> None:
     served = warm(rig)
     await piece(rig, 1, "most")
     assert await told(served) == (96, 80)
+
+
+async def test_where_that_one_is_busy_it_is_not_computed_anew_elsewhere(rig: Rig) -> None:
+    worker(rig, "little", held=16)
+    worker(rig, "most", held=80, running=1)
+    assert await told(warm(rig)) == (0, 0)
+    assert rig.pool.opened["little"] == []
+
+
+async def test_its_pieces_speak_for_no_worker_and_it_is_counted_apart(rig: Rig) -> None:
+    worker(rig)
+    ends = ("warmed", "ok")
+    before = [metrics.ended.labels(one)._value.get() for one in ends]
+    served = warm(rig)
+    for count in range(1, 5):
+        await piece(rig, count)
+    assert await told(served) == (96, HELD)
+    (its,) = rig.router.workers.all()
+    assert its.breaker.describe() == "closed, 0 of its last 0 requests failed"
+    after = [metrics.ended.labels(one)._value.get() for one in ends]
+    assert [one - was for one, was in zip(after, before, strict=True)] == [1, 0]
 
 
 async def test_another_tenants_blocks_are_not_its_own(rig: Rig) -> None:

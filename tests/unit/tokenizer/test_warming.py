@@ -152,6 +152,11 @@ async def test_a_tenants_budget_is_its_own(payoff: Payoff, monkeypatch: pytest.M
     assert not await payoff.take("a", 60)
     assert await payoff.take("a", 40), "what was refused was not spent"
     assert await payoff.take("b", 100)
+    await payoff.settle("b", 100, 30)
+    assert await payoff.take("b", 40), "what was not computed was not spent"
+    await payoff.settle("b", 40, 60)
+    assert not await payoff.take("b", 11), "what was computed besides was"
+    assert await payoff.take("b", 10)
     now[0] += 60
     assert await payoff.take("a", 100)
 
