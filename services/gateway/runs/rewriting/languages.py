@@ -16,6 +16,9 @@ class Language(NamedTuple):
     person: frozenset[str] = frozenset()  # of `pointing`: words for people alone
     courtesy: re.Pattern[str] = re.compile("(?!)")  # what stands before the question itself
     capital_nouns: bool = False  # a capital makes no name
+    about: frozenset[str] = frozenset()  # pairs of words that ask the same of something else
+    asking: frozenset[str] = frozenset()  # words that ask for something themselves
+    former: re.Pattern[str] = re.compile("(?!)")  # what points at what was talked about first
 
 
 def _words(text: str) -> frozenset[str]:
@@ -28,23 +31,24 @@ def _courtesy(*forms: str) -> re.Pattern[str]:
 
 _ENGLISH_POINTING = _words(
     """it it's its they they're them their he his him she her hers this that that's these those one
-    ones other others another same former latter else"""
+    ones other others another same former latter else there"""
 )
-_ENGLISH_OPENING = _words("and but or also")
+_ENGLISH_OPENING = _words("and but or also no sorry oh wait")
 ENGLISH = Language(
     function=_ENGLISH_POINTING
     | _ENGLISH_OPENING
     | _words(
         """a an the of in on at to from for with by about as into over under after before during
-        until since between within per than if because while though although whether not no yes do
-        does did done doing don't doesn't didn't is isn't are aren't was were be been being am i'm
-        has have had having can can't cannot could would should will won't shall may might must i me
-        my we us our you your who what's whom whose what which when where why how please tell show
-        give explain describe say know like want need let's just only really very much many more
-        most less least some any all every each few long far often there here now so too even still
-        again ok okay thanks thank hello hi sorry well monday tuesday wednesday thursday friday
-        saturday sunday january february march april june july august september october november
-        december"""
+        until since between within per than if because while though although whether not no yes
+        do does did done doing don't doesn't didn't is isn't are aren't was were be been being
+        am i'm has have had having can can't cannot could would should will won't shall may
+        might must i me my we us our you your who what's whom whose what which when where why
+        how please tell show give explain describe say know like want need let's just only
+        really very much many more meant mean most less least some any all every each few long
+        far often here now so too even still again ok okay thanks thank hello hi well mondays
+        tuesdays wednesdays thursdays fridays saturdays sundays monday tuesday wednesday
+        thursday friday saturday sunday january february march april june july august september
+        october november december"""
     ),
     pointing=_ENGLISH_POINTING,
     opening=_ENGLISH_OPENING,
@@ -58,12 +62,15 @@ ENGLISH = Language(
         "i (?:was|am|'m) wondering",
         "do you know|i have a question(?: about)?",
     ),
+    about=frozenset({"what about", "how about"}),
+    asking=_words("who whom whose what which when where why how"),
+    former=re.compile(r"\bthe (?:first one|former)\b"),
 )
 _GERMAN_POINTING = _words(
     """er ihn ihm ihr ihre ihren ihrem ihnen sie es dieser diese dieses diesen diesem jener jene
     dort davon dafür damit dazu darin daran daraus dessen deren andere anderen anderer beide"""
 )
-_GERMAN_OPENING = _words("und aber oder auch")
+_GERMAN_OPENING = _words("und aber oder auch nein doch")
 GERMAN = Language(
     function=_GERMAN_POINTING
     | _GERMAN_OPENING
@@ -87,6 +94,8 @@ GERMAN = Language(
         "ich (?:möchte|würde gern|will) wissen",
         "weißt du|wissen sie",
     ),
+    asking=_words("wer wen wem was welche welcher welches wann wo wohin woher warum wieso wie"),
+    former=re.compile(r"\b(?:ersterer?s?|(?:der|die|das) erste)\b"),
     capital_nouns=True,
 )
 LANGUAGES: Sequence[Language] = (ENGLISH, GERMAN)

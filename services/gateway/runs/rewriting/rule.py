@@ -11,6 +11,7 @@ lists (languages.py).
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from services.gateway.runs.rewriting.languages import LANGUAGES, Language, language_of
@@ -19,12 +20,14 @@ _MARKS = re.compile(r"\[\d{1,3}\]")  # of citations
 _WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 _BREAK = re.compile(r"[.!?:;\n]")  # a name that stands behind it may be no name
 _LONGEST = 12  # words that say something: such a question stands for itself
+_FEW = 3  # words that say something: what points among them points back
 _SUBJECT = 2  # words of its own: before "it", they are what that means; alone, too few
 _TOPIC = 8  # words that are taken along
 _FROM_ANSWER = 4  # of them
 _SHORT_ANSWER = 3  # words that say something: they are the thing that was asked for
 _TURNS = 4  # questions before that are looked at
 _CHARS = 2000  # of a text that are
+_THERE_IS = frozenset(["is", "are", "was", "were", "be", "isn't", "aren't"])
 
 
 class Turn(NamedTuple):
@@ -36,7 +39,7 @@ class Turn(NamedTuple):
 
 class Rewritten(NamedTuple):
     query: str
-    why: str  # pointing, opening, short; first, whole, language: it is as it was
+    why: str  # pointing, opening, short, another; first, whole, language: it is as it was
     added: int = 0  # words
 
 
@@ -44,6 +47,7 @@ class _Word(NamedTuple):
     text: str
     lower: str
     is_name: bool  # begins with a capital, where not every word does; or has a digit
+    at: int  # its place
 
 
 def rewrite(turns: Sequence[Turn], question: str) -> Rewritten:
@@ -52,9 +56,9 @@ def rewrite(turns: Sequence[Turn], question: str) -> Rewritten:
         return Rewritten(question, "first")
     if len(question) > _CHARS:
         return Rewritten(question, "whole")
-    topic = _Topic([], [])
+    topics = [_NOTHING]
     for turn in turns[-_TURNS:]:
-        topic = _after(topic, turn)
+        topics.append(_after(topics[-1], turn))
     words = _words(question)
     lower = [word.lower for word in words]
     language = language_of(lower)
@@ -65,8 +69,8 @@ def rewrite(turns: Sequence[Turn], question: str) -> Rewritten:
     why = _leans(words, language)
     if not why:
         return Rewritten(question, "whole")
-    of_person = any(word in language.person for word in lower)
-    taken = topic.answered if of_person and topic.answered else topic.all
+    topic = topics[1] if language.former.search(" ".join(lower)) else topics[-1]
+    taken = _taken(topic, words, language, why)
     added = [word for word in taken if word.lower() not in lower][:_TOPIC]
     return Rewritten(" ".join([*added, question.strip()]), why, len(added))
 
@@ -84,50 +88,86 @@ class _Topic(NamedTuple):
     """What a conversation is about, in words."""
 
     asked: list[str]
-    answered: list[str]  # names that only the answer had
+    answered: list[str]  # names that only the answer had, to a question for one
+    aspect: list[str]  # what was asked of it
 
-    @property
-    def all(self) -> list[str]:
-        return _joined(self.asked, self.answered)
+
+_NOTHING = _Topic([], [], [])
 
 
 def _after(topic: _Topic, turn: Turn) -> _Topic:
     words = _words(turn.question)
     language = language_of([word.lower for word in words])
     if language is None:
-        return _Topic([], [])
+        return _NOTHING
     own = _content(words, language)
     names = [word.text for word in own if word.is_name]
     said = _content(_words(_MARKS.sub("", turn.answer[:_CHARS])), language)
-    if topic.all and _leans(words, language):
-        asked = _joined(topic.all, names)
-    elif names:
-        asked = names
-    elif words[0].lower in language.thing and 0 < len(said) <= _SHORT_ANSWER:
-        asked = [word.text for word in said]
+    named = [] if language.capital_nouns else [word.text for word in said if word.is_name]
+    why = _leans(words, language) if topic.asked else ""
+    if why in ("", "another"):
+        asked = names or [word.text for word in own]
     else:
-        asked = [word.text for word in own]
-    are_names = not language.capital_nouns
-    answered = [word.text for word in said if are_names and word.is_name]
+        asked = _joined(_taken(topic, words, language, why), names)
+    is_for_thing = words[0].lower in language.thing
+    if not names and is_for_thing and not why:
+        if named:
+            asked = named[:_FROM_ANSWER]
+        elif 0 < len(said) <= _SHORT_ANSWER:
+            asked = [word.text for word in said]
     known = {word.lower() for word in asked}
-    new = [word for word in answered if word.lower() not in known]
-    return _Topic(asked, new[:_FROM_ANSWER])
+    new = [word for word in named if word.lower() not in known]
+    aspect = [word.text for word in own if not word.is_name]
+    if why == "another":
+        aspect = topic.aspect
+    return _Topic(asked, new[:_FROM_ANSWER] if is_for_thing else [], aspect)
+
+
+def _taken(topic: _Topic, words: Sequence[_Word], language: Language, why: str) -> list[str]:
+    """What the question takes along."""
+    if why == "another":
+        return topic.aspect
+    of_person = any(word.lower in language.person for word in words)
+    if of_person and len(topic.answered) > 1:  # a person has two names, a town one
+        return topic.answered
+    return topic.asked if of_person else _joined(topic.asked, topic.answered)
 
 
 def _leans(words: Sequence[_Word], language: Language) -> str:
     """Why the question is none without those before; empty: it is one."""
     own = _content(words, language)
+    if _are_names(own, language) and _asks_nothing(words, language):
+        return "another"
     if len(own) > _LONGEST or _has_name(own, language):
         return ""
     said = 0  # words that say something, so far
     for at, word in enumerate(words):
         if word.lower not in language.function:
             said += 1
-        elif word.lower in language.pointing and said < _SUBJECT and not _is_empty(words, at):
+        elif word.lower not in language.pointing or _is_empty(words, at):
+            continue
+        elif said < _SUBJECT or len(own) <= _FEW:
             return "pointing"
-    if words and words[0].lower in language.opening and len(own) <= _SUBJECT + 1:
+    if words[0].lower in language.opening and len(own) <= _SUBJECT + 1:
         return "opening"
     return "short" if len(own) <= _SUBJECT else ""
+
+
+def _are_names(own: Sequence[_Word], language: Language) -> bool:
+    """Where each noun has a capital, two that stand together are a name."""
+    if language.capital_nouns and not (
+        len(own) > 1 and all(two.at == one.at + 1 for one, two in pairwise(own))
+    ):
+        return False
+    return bool(own) and all(word.is_name for word in own)
+
+
+def _asks_nothing(words: Sequence[_Word], language: Language) -> bool:
+    """ "And the Glass House?", "No, I meant the Glass House"."""
+    lower = [word.lower for word in words]
+    if " ".join(lower[:2]) in language.about:
+        return True
+    return lower[0] in language.opening and not language.asking & set(lower)
 
 
 def _has_name(words: Iterable[_Word], language: Language) -> bool:
@@ -141,18 +181,26 @@ def _is_empty(words: Sequence[_Word], at: int) -> bool:
     around = {word.lower for word in words[max(0, at - 1) : at + 2]}
     if words[at].lower == "es":
         return "gibt" in around
+    if words[at].lower == "there":
+        return not at or bool(around & _THERE_IS)
     if words[at].lower != "that" or not at or at + 1 == len(words):
         return False
     return words[at + 1].lower in ("the", "a", "i", "we", "you", "there", "my", "our")
 
 
 def _content(words: Iterable[_Word], language: Language) -> list[_Word]:
-    """Those that say something. A number alone does not."""
-    return [
-        word
-        for word in words
-        if word.lower not in language.function and any(map(str.isalpha, word.lower))
-    ]
+    """Those that say something. A number alone does not; right behind one that does it makes a name
+    of it: "Nord 10"."""
+    found: list[_Word] = []
+    for word in words:
+        if word.lower in language.function:
+            continue
+        if any(map(str.isalpha, word.lower)):
+            found.append(word)
+        elif found and word.at == found[-1].at + 1:
+            text = f"{found[-1].text} {word.text}"
+            found[-1] = _Word(text, text.lower(), True, word.at)
+    return found
 
 
 def _words(text: str) -> list[_Word]:
@@ -167,7 +215,7 @@ def _words(text: str) -> list[_Word]:
         if not found or _BREAK.search(text, end, match.start()) is not None:
             firsts.append(len(found))
         is_name = word[0].isupper() or any(map(str.isdigit, word))
-        found.append(_Word(word, word.lower().replace("’", "'"), is_name))
+        found.append(_Word(word, word.lower().replace("’", "'"), is_name, len(found)))
         end = match.end()
     if len(found) > 2 and all(word.text[0].isupper() for word in found):
         return [word._replace(is_name=False) for word in found]
