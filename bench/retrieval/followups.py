@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from bench.retrieval.quality import Figures, measured
-from bench.retrieval.served import served
+from bench.retrieval.served import file_of, served
 from bench.retrieval.sets import Document, Question, QuestionSet
 from services.gateway.runs.rewriting.rule import Rewritten, Turn, rewrite
 
@@ -78,7 +78,7 @@ async def _measured(half: str) -> dict[str, dict[str, Figures]]:
     """By how it was asked, and by style; by words and embedding, as a chat's search is."""
     ways = {"as asked": question_set(half, False), "rewritten": question_set(half, True)}
     async with served() as service:
-        await service.index(half, documents(half))
+        await service.index(half, map(file_of, documents(half)))
         return {how: await measured(service, asked, "hybrid") for how, asked in ways.items()}
 
 
