@@ -42,10 +42,8 @@ def documents(half: str) -> list[Document]:
 
 
 def follow_ups(half: str) -> list[FollowUp]:
-    return [
-        FollowUp(one["style"], [Turn(*turn) for turn in one["turns"]], one["question"], one["finds"])
-        for one in yaml.safe_load(SET.read_text())["questions"][half]
-    ]
+    told: list[dict[str, Any]] = yaml.safe_load(SET.read_text())["questions"][half]
+    return [FollowUp(**one | {"turns": [Turn(*turn) for turn in one["turns"]]}) for one in told]
 
 
 def question_set(half: str, rewritten: bool) -> QuestionSet:

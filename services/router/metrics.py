@@ -72,7 +72,9 @@ warmed = from_zero(
     ("whole", "dropped", "busy", "unheld"),
 )
 warmed_tokens = Counter("penstock_router_warmed_tokens_total", "Computed ahead")
-ended = Counter("penstock_router_requests_total", "Ended requests; warmed: decision 0059", ["outcome"])
+ended = Counter(
+    "penstock_router_requests_total", "Ended requests; warmed: decision 0059", ["outcome"]
+)
 
 
 class ReadyWorkers(Collector):

@@ -50,11 +50,55 @@ def test_what_leans_takes_along_what_it_is_about(turn, question, query, why):
     assert told.added == len(query.split()) - len(question.split())
 
 
+LIFE = Turn("Who was Marta Lindqvist?", "A botanist from Uppsala [1].")
+MACHINE = Turn("How long is the guarantee of the Nord 10's plate?", "Five years [1].")
+STAY = Turn("Is breakfast free at the Mill Inn?", "No, it is 11 euros [1].")
+
+
+@pytest.mark.parametrize(
+    ("turns", "question", "taken"),
+    [
+        # A town in the answer is nobody; whom it names behind "who was" neither.
+        ([LIFE], "Which prizes did she win?", "Marta Lindqvist"),
+        ([Turn("Who was Ada Brandt?", "A pupil of Jan Maas [1].")], "What is it that she built?",
+         "Ada Brandt"),
+        # What an answer names is what was asked for, if that was asked.
+        ([Turn("Which machine has the longest guarantee?", "The Nord 10, five years [1].")],
+         "How do I clean that one?", "Nord 10"),
+        ([Turn("How late is the Mill Inn open?", "Until Anna Vale goes to bed [1].")],
+         "How much is it?", "Mill Inn"),
+        # A number is part of the name that it stands behind, whatever its case.
+        ([MACHINE], "and the tank?", "Nord 10"),
+        ([Turn("my nord 10 rattles", "Empty it.")], "why?", "nord 10"),
+        # Something else is named, and nothing asked of it: the same is.
+        ([STAY], "And at Hotel Alpenrose?", "breakfast free"),
+        ([STAY], "What about Hotel Alpenrose?", "breakfast free"),
+        ([STAY], "Sorry, I meant Hotel Alpenrose.", "breakfast free"),
+        ([STAY, Turn("And at Hotel Alpenrose?", "19 euros.")], "and Pension Seeblick?",
+         "breakfast free"),
+        ([Turn("Was kostet die Bücherei am Markt?", "20 Euro.")],
+         "Und in der Stadtbibliothek Ost?", "kostet"),
+        # It points back from further on, in a question of few words.
+        ([MACHINE], "How do I get the limescale out of it?", "Nord 10"),
+        ([STAY], "can i bring the kids there?", "Mill Inn"),
+        # The first of those that were talked about.
+        ([STAY, Turn("And at Hotel Alpenrose?", "19 euros.")], "Does the first one take dogs?",
+         "Mill Inn"),
+        # What is known already does not grow by what answers tell.
+        ([LIFE, Turn("How did she die?", "Of age, in Uppsala [1].")], "Was she given a prize?",
+         "Marta Lindqvist"),
+    ],
+)  # fmt: skip
+def test_what_is_taken_along_is_what_was_meant(turns, question, taken):
+    assert rewrite(turns, question).query == f"{taken} {question}"
+
+
 @pytest.mark.parametrize(
     "question",
     [
         "And when does the Glass House open?",  # it names its own
-        "and the saw K9?",
+        "And who is Ada Brandt?",
+        "Is there a cloakroom for visitors, or a locker?",  # "there" is no place
         "Does the museum open late and is it free?",  # "it" is its own museum
         "I heard that the coast train runs at night",
         "How many days of leave do trainees have in their second year of work?",

@@ -30,7 +30,7 @@ def _courtesy(*forms: str) -> re.Pattern[str]:
 
 
 _ENGLISH_POINTING = _words(
-    """it it's its they they're them their he his him she her hers this that that's these those one
+    """it its they they're them their he his him she her hers this that these those one
     ones other others another same former latter else there"""
 )
 _ENGLISH_OPENING = _words("and but or also no sorry oh wait")
@@ -42,8 +42,8 @@ ENGLISH = Language(
         until since between within per than if because while though although whether not no yes
         do does did done doing don't doesn't didn't is isn't are aren't was were be been being
         am i'm has have had having can can't cannot could would should will won't shall may
-        might must i me my we us our you your who what's whom whose what which when where why
-        how please tell show give explain describe say know like want need let's just only
+        might must i me my we us our you your who whom whose what which when where why
+        how please tell show give explain describe say know like want need let just only
         really very much many more meant mean most less least some any all every each few long
         far often here now so too even still again ok okay thanks thank hello hi well mondays
         tuesdays wednesdays thursdays fridays saturdays sundays monday tuesday wednesday

@@ -71,8 +71,8 @@ def rewrite(turns: Sequence[Turn], question: str) -> Rewritten:
         return Rewritten(question, "whole")
     topic = topics[1] if language.former.search(" ".join(lower)) else topics[-1]
     taken = _taken(topic, words, language, why)
-    added = [word for word in taken if word.lower() not in lower][:_TOPIC]
-    return Rewritten(" ".join([*added, question.strip()]), why, len(added))
+    added = " ".join([word for word in taken if word.lower() not in lower][:_TOPIC])
+    return Rewritten(f"{added} {question.strip()}".strip(), why, len(added.split()))
 
 
 def plain(query: str) -> str:
@@ -109,7 +109,7 @@ def _after(topic: _Topic, turn: Turn) -> _Topic:
         asked = names or [word.text for word in own]
     else:
         asked = _joined(_taken(topic, words, language, why), names)
-    is_for_thing = words[0].lower in language.thing
+    is_for_thing = words[0].lower in language.thing and not _is_about(words, language)
     if not names and is_for_thing and not why:
         if named:
             asked = named[:_FROM_ANSWER]
@@ -163,11 +163,16 @@ def _are_names(own: Sequence[_Word], language: Language) -> bool:
 
 
 def _asks_nothing(words: Sequence[_Word], language: Language) -> bool:
-    """ "And the Glass House?", "No, I meant the Glass House"."""
+    """As in "and the Glass House?" and "no, I meant the Glass House"."""
     lower = [word.lower for word in words]
     if " ".join(lower[:2]) in language.about:
         return True
     return lower[0] in language.opening and not language.asking & set(lower)
+
+
+def _is_about(words: Sequence[_Word], language: Language) -> bool:
+    """As in "who was Ada Brandt?" and "what did Ada Brandt write?": it asks for no other."""
+    return len(words) > 2 and words[1].lower in language.function and words[2].is_name
 
 
 def _has_name(words: Iterable[_Word], language: Language) -> bool:
@@ -211,7 +216,7 @@ def _words(text: str) -> list[_Word]:
     firsts: list[int] = []
     end = 0
     for match in _WORD.finditer(text):
-        word = match.group()
+        word = re.sub("['’]s$", "", match.group())
         if not found or _BREAK.search(text, end, match.start()) is not None:
             firsts.append(len(found))
         is_name = word[0].isupper() or any(map(str.isdigit, word))
