@@ -70,10 +70,11 @@ def _load(filename: str, content: bytes, options: ProcessOptions) -> pb.LoadRepl
 def _cut(request: pb.CutRequest, reader: TextReader, options: ProcessOptions) -> pb.CutReply:
     reply = pb.CutReply()
     limits = request.max_tokens, request.overlap_tokens
+    texts = [section.text for section in request.sections]  # a message decodes it each time
     for one in chunk(request.sections, reader.plain, request.title, *limits):
         if len(reply.chunks) == options.max_chunks:
             raise too_large(f"makes more than {options.max_chunks} chunks, the limit")
-        text = passage(request.sections[one.section].text, one.start, one.end, one.lead)
+        text = passage(texts[one.section], one.start, one.end, one.lead)
         read = reader.passage(one.title, text)
         reply.chunks.add(
             title=one.title,

@@ -118,6 +118,7 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes], tuple[str, ...]]] = {
     "many pages": ("a.pdf", lambda: pdf(["x"] * 1001), ("1,001 pages",)),
     "one line": ("a.txt", lambda: b"x" * 64 * MIB, ("more than 2,000,000 characters",)),
     "one line that fits": ("a.txt", lambda: b"x" * 1_500_000, ("x", "chunks")),
+    "many chunks of one line": ("a.txt", lambda: "\u202eabc\u202c ".encode() * 200_000, ("abc",)),
     "one line of a table": ("a.csv", lambda: b'a,b\n"' + b"x" * 1_900_000, ("x",)),
     "deep pages": ("a.html", lambda: b"<div>" * 300_000, ("CPU", "memory", "no text")),
     "deep tables": ("a.html", lambda: b"<table><tr><td>x" * 50_000, ("x", "CPU", "memory")),
