@@ -1,5 +1,6 @@
 """The policy says what it finds in texts, over REST, with OpenAI's client, and over gRPC."""
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from services.common.config import MeteringSettings, PolicySettings
 from services.common.errors import unavailable
 from services.common.policy import NO_POLICY
 from tests.support.gateway_rig import Rig, gateway_rig
+from tests.support.waiting import until
 
 RULES = """
 version: "7"
@@ -52,6 +54,30 @@ async def test_each_text_has_what_is_found_in_it_as_openais_client_reads_it(rig)
     assert card.categories.model_dump()["payment"]
     assert not any(kettle.categories.model_dump().values())
     assert told.model == "policy"
+
+
+async def test_texts_of_a_batch_are_judged(rig):
+    client: AsyncOpenAI = await rig.openai()
+    lines = [
+        {"custom_id": text, "method": "POST", "url": PATH, "body": {"input": text}}
+        for text in (SLUR, KETTLE)
+    ]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    file = await client.files.create(file=("b.jsonl", content), purpose="batch")
+    batch = await client.batches.create(
+        input_file_id=file.id, endpoint=PATH, completion_window="24h"
+    )
+
+    async def ended() -> bool:
+        return (await client.batches.retrieve(batch.id)).status == "completed"
+
+    await until(ended, 20, "the batch ends")
+    output = (await client.batches.retrieve(batch.id)).output_file_id
+    answers = [json.loads(one) for one in (await client.files.content(output)).text.splitlines()]
+    flagged = {
+        one["custom_id"]: one["response"]["body"]["results"][0]["flagged"] for one in answers
+    }
+    assert flagged == {SLUR: True, KETTLE: False}
 
 
 async def test_what_is_judged_is_priced_and_in_the_record(rig):

@@ -11,6 +11,7 @@ from starlette.types import Message
 from services.common.telemetry import traceparent
 from services.gateway.api.rest.generation import chat_completions, completions
 from services.gateway.api.rest.http import Exchange
+from services.gateway.api.rest.moderations import create_moderation
 from services.gateway.api.rest.pooled import embeddings
 from services.gateway.api.rest.responses import create_response
 from services.gateway.batches.record import BatchRecord
@@ -25,8 +26,9 @@ ENDPOINTS: dict[str, Callable[[Gateway, Exchange], Awaitable[None]]] = {
     "/v1/completions": completions,
     "/v1/embeddings": embeddings,
     "/v1/responses": create_response,
+    "/v1/moderations": create_moderation,
 }
-_SEEDED = frozenset(ENDPOINTS) - {"/v1/embeddings"}
+_SEEDED = frozenset(ENDPOINTS) - {"/v1/embeddings", "/v1/moderations"}
 _TIME_DIGITS = 14
 
 

@@ -18,7 +18,13 @@ _LONGEST_S = 7 * 86_400
 
 class CreateBatch(Body):
     input_file_id: Name
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+    endpoint: Literal[
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/moderations",
+    ]
     completion_window: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}[smhd]$")]
     metadata: Metadata | None = None
     output_expires_after: FileExpiresAfter | None = Field(None, description="of its answers' files")

@@ -31,6 +31,7 @@ class FileAge(Body):
 
 
 class FileList(PageQuery):
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 10_000  # as OpenAI's, and of files alone
     purpose: Purpose | None = None
 
 

@@ -27,7 +27,7 @@ async def create_moderation(gateway: Gateway, exchange: Exchange) -> None:
         exchange.headers_out.update(judged.headers)
         await exchange.reply_json(_told(exchange.request_id, judged))
 
-    await recorded(gateway, asked, work)
+    await recorded(gateway, asked, work, exchange.principal)
 
 
 def _told(request_id: str, judged: Judged) -> dict[str, Any]:
