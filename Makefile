@@ -5,7 +5,7 @@ READY := .venv/.ready
 WORKLOAD ?= bench/workloads/smoke.jsonl
 PEERS ?= .peers
 
-.PHONY: help ready demo run test fuzz api-fuzz clients clients-openai clients-langchain clients-litellm clients-agents clients-anthropic chaos bucket nodes sanitize lint docs protos bench bench-batches bench-peers bench-retrieval plots model mutants dev image-test clean
+.PHONY: help ready demo run test fuzz api-fuzz clients clients-openai clients-langchain clients-litellm clients-agents clients-anthropic clients-guidellm chaos bucket nodes sanitize lint docs protos bench bench-batches bench-peers bench-retrieval plots model mutants dev image-test clean
 
 help:                   ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | while read -r target does; do \
@@ -40,7 +40,8 @@ clients-langchain:      ## langchain-openai alone
 clients-litellm:        ## litellm alone
 clients-agents:         ## OpenAI's Agents SDK alone
 clients-anthropic:      ## Anthropic's client alone
-clients-openai clients-langchain clients-litellm clients-agents clients-anthropic: clients-%: $(READY)
+clients-guidellm:       ## guidellm (some gigabytes; `make clients` leaves it out)
+clients-openai clients-langchain clients-litellm clients-agents clients-anthropic clients-guidellm: clients-%: $(READY)
 	$(BIN)/python -m tests.clients.run $*
 
 chaos: $(READY)         ## one process of each class killed under 16 streams, or hung, and what that cost; everything replaced under load (half an hour)

@@ -2,6 +2,7 @@
 
 `python -m tests.clients.run [NAME…]`: each in an environment of its own (NAME.txt, below build/),
 with the snippets of docs/clients.md as they stand there, and then with more (check_NAME.py).
+Without names all but the LARGE.
 """
 
 import asyncio
@@ -23,8 +24,10 @@ CLIENTS = {
     "litellm": "litellm",
     "agents": "openai-agents",
     "anthropic": "anthropic",
+    "guidellm": "guidellm",
 }
 """By name, what its section in the page is called."""
+LARGE = {"guidellm"}  # gigabytes, of PyTorch
 LIMIT_S = 300.0
 
 
@@ -40,16 +43,17 @@ def python_of(name: str) -> str:
     return str(python)
 
 
-def snippets(name: str) -> list[str]:
+def snippets(name: str) -> list[tuple[str, str]]:
+    """Each with its language."""
     page = (ROOT / "docs" / "clients.md").read_text()
     (section,) = re.findall(rf"^## {CLIENTS[name]}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
-    found = re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
+    found = re.findall(r"^```(python|sh)\n(.*?)^```", section, re.M | re.S)
     assert found, f"the page shows nothing of {name}"
     return found
 
 
 async def run(python: str, arguments: list[str], cluster: Cluster) -> bool:
-    """Whether it went well."""
+    """Whether a program went well that finds the client's environment before all others."""
     own = {
         "OPENAI_BASE_URL": f"{cluster.url}/v1",
         "OPENAI_API_KEY": cluster.key,
@@ -57,9 +61,10 @@ async def run(python: str, arguments: list[str], cluster: Cluster) -> bool:
         "ANTHROPIC_API_KEY": cluster.key,
         "OPENAI_AGENTS_DISABLE_TRACING": "1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # or it asks for a newer one
+        "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
     }
     kept = {n: v for n, v in os.environ.items() if not n.startswith(("PENSTOCK_", "PYTHON"))}
-    process = await asyncio.create_subprocess_exec(python, *arguments, env=kept | own, cwd=HERE)
+    process = await asyncio.create_subprocess_exec(*arguments, env=kept | own, cwd=ROOT)
     try:
         code = await asyncio.wait_for(process.wait(), LIMIT_S)
     finally:
@@ -81,15 +86,17 @@ async def main(names: list[str]) -> None:
 
 
 async def works(name: str, python: str, cluster: Cluster) -> bool:
-    for snippet in snippets(name):
+    for language, snippet in snippets(name):
         here = snippet.replace("http://127.0.0.1:8000", cluster.url)
-        if not await run(python, ["-c", here.replace("psk-…", cluster.key)], cluster):
+        program = [python, "-c"] if language == "python" else ["sh", "-ec"]
+        if not await run(python, [*program, here.replace("psk-…", cluster.key)], cluster):
             return False
-    went_well = await run(python, [f"check_{name}.py"], cluster)
+    more = HERE / f"check_{name}.py"
+    went_well = await run(python, [python, str(more)], cluster)
     if went_well:
         print(f"{name}: works as it is", flush=True)
     return went_well
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:] or list(CLIENTS)))
+    asyncio.run(main(sys.argv[1:] or [name for name in CLIENTS if name not in LARGE]))

@@ -199,6 +199,10 @@ def test_no_parameter_is_taken_twice_in_a_query(door):
     [
         ("/v1/chat/completions", {"stream_options": {"include_usage": True}, "n": 2}),
         ("/v1/completions", {"stream_options": {"include_usage": True}}),
+        (
+            "/v1/completions",
+            {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        ),
         ("/v1/completions", {"prompt": [[1, 2], [3]], "n": 2}),
     ],
 )

@@ -121,6 +121,13 @@ class StreamOptions(Body):
     NEUTRAL: ClassVar = {"include_obfuscation": (False,)}
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: so far, on every chunk
+
+    @model_validator(mode="after")
+    def _continuous_needs_usage(self) -> "StreamOptions":
+        if self.continuous_usage_stats and not self.include_usage:
+            raise refuse("continuous_usage_stats", "only allowed with 'include_usage'")
+        return self
 
 
 class Generation(Structured):
@@ -184,6 +191,10 @@ class Generation(Structured):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def choices(self) -> int:

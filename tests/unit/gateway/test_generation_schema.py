@@ -51,6 +51,11 @@ def completion(**more: Any) -> CompletionRequest:
         ({"stop": ""}, "stop[0]", "invalid_value"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+            "invalid_value",
+        ),
+        (
             {"stream": True, "stream_options": {"include_obfuscation": True}},
             "stream_options.include_obfuscation",
             "unsupported_parameter",

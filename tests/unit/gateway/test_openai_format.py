@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from protos.common_pb2 import FINISH_LENGTH, FINISH_STOP, Passage, Searched, TokenIds, Usage
+from protos.common_pb2 import (
+    FINISH_LENGTH,
+    FINISH_NONE,
+    FINISH_STOP,
+    Passage,
+    Searched,
+    TokenIds,
+    Usage,
+)
 from protos.gateway_pb2 import GenerateEvent
 from protos.tokenizer_pb2 import Chat, Echo, PromptPlan, PromptRequest, TextDelta, TextLogprob
 from services.common.content import said
@@ -251,6 +259,27 @@ def test_the_events_of_a_chat(counts):
     if counts:
         assert ending[0]["choices"] == []
         assert ending[0]["usage"]["total_tokens"] == 13
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_each_event_tells_what_its_answer_used_so_far_if_asked(chat):
+    made = answer("See [1].")
+    made.finish = FINISH_NONE
+    chunks = Chunks(made, chat=chat, include_usage=True, continuous_usage=True)
+    made.known = Usage(prompt_tokens=9, cached_tokens=4)
+    sent, counts = chunks.opening(), [0] if chat else []
+    for text, tokens in (("a", 1), ("", 1), ("bc", 2)):
+        delta = TextDelta(text=text, token_ids=range(tokens))
+        made.add([delta])
+        sent += chunks.delta(delta)
+        counts += [made.tokens] if text else []
+    made.finish, made.usage = FINISH_LENGTH, Usage(prompt_tokens=9, completion_tokens=4)
+    *events, last, done = told(sent + chunks.closing() + chunks.ending([made]))
+    assert [one["usage"]["completion_tokens"] for one in events] == [*counts, 4]
+    found = [one["usage"]["prompt_tokens"] for one in events]
+    assert found[-len(counts) :] == [9] * len(counts)
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    assert (last["choices"], last["usage"]["total_tokens"], done) == ([], 13, "[DONE]")
 
 
 def test_the_events_of_completions():

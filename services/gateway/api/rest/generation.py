@@ -42,7 +42,7 @@ class RestFront(HttpFront):
         super().__init__(exchange, settings)
         self.key = self.digest = ""
         self._chat = chat
-        self._include_usage = False
+        self._include_usage = self._continuous_usage = False
         self._chunks: dict[int, Chunks] = {}  # by the answer's index
         self._last_event: int | None = None
         self._numbered: Numbered | None = None  # of a run that lasts
@@ -62,6 +62,7 @@ class RestFront(HttpFront):
             prompts = request.prompts(self._settings.gateway)
         self.stream = bool(request.stream)
         self._include_usage = request.include_usage
+        self._continuous_usage = request.continuous_usage
         if self._last_event is not None and not self.stream:
             raise bad_value(LAST, "only events of a stream have ids")
         if self.key and self.stream:
@@ -83,14 +84,18 @@ class RestFront(HttpFront):
 
     @property
     def told(self) -> str:
-        return json.dumps({"include_usage": self._include_usage})
+        return json.dumps(
+            {"include_usage": self._include_usage, "continuous_usage": self._continuous_usage}
+        )
 
     def joins(self, id: str) -> None:
         self._exchange.request_id = id
 
     def tells_again(self, told: str, *, stream: bool, after: int, field: str) -> None:
         """Of a run that was begun with another request."""
-        self._include_usage = json.loads(told)["include_usage"]
+        asked = json.loads(told)
+        self._include_usage = asked["include_usage"]
+        self._continuous_usage = asked.get("continuous_usage", False)
         self.stream = stream
         self._numbered = Numbered(after, field) if stream else None
 
@@ -133,7 +138,12 @@ class RestFront(HttpFront):
         """And what opens them, where nothing has left: it leaves with what follows."""
         if (chunks := self._chunks.get(answer.index)) is not None:
             return chunks, b""
-        chunks = Chunks(answer, chat=self._chat, include_usage=self._include_usage)
+        chunks = Chunks(
+            answer,
+            chat=self._chat,
+            include_usage=self._include_usage,
+            continuous_usage=self._continuous_usage,
+        )
         self._chunks[answer.index] = chunks
         return chunks, chunks.opening()
 

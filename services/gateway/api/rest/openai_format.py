@@ -24,6 +24,7 @@ from protos.common_pb2 import (
     FINISH_LENGTH,
     FINISH_TOOL_CALLS,
     Searched,
+    Usage,
 )
 from protos.tokenizer_pb2 import TextDelta, ToolCallDelta
 from services.gateway.api.rest import logprobs
@@ -62,7 +63,10 @@ def event(content: dict[str, Any]) -> bytes:
 
 
 def usage(answers: Sequence[Answer]) -> dict[str, Any]:
-    used = total_usage(answers)
+    return _counts(total_usage(answers))
+
+
+def _counts(used: Usage) -> dict[str, Any]:
     told: dict[str, Any] = {
         "prompt_tokens": used.prompt_tokens,
         "completion_tokens": used.completion_tokens,
@@ -208,10 +212,14 @@ class Chunks:
     text is made once for the whole stream.
     """
 
-    def __init__(self, answer: Answer, *, chat: bool, include_usage: bool) -> None:
+    def __init__(
+        self, answer: Answer, *, chat: bool, include_usage: bool, continuous_usage: bool = False
+    ) -> None:
+        """`continuous_usage`: each event tells what its answer used so far."""
         self._answer = answer
         self._chat = chat
         self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
         id = answer.request_id.removeprefix("req_")
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{id}" if chat else f"cmpl-{id}",
@@ -251,7 +259,11 @@ class Chunks:
         return b"".join([*events, *(self._piece(last, told) for last in said[-1:])])
 
     def _text(self, text: str) -> bytes:
-        return self._before + _escaping(text).encode() + self._after if text else b""
+        if not text:
+            return b""
+        if self._continuous_usage:
+            return self._piece(self._said(text))
+        return self._before + _escaping(text).encode() + self._after
 
     def _called(self, call: ToolCallDelta) -> dict[str, Any]:
         piece: dict[str, Any] = {"index": call.index, "function": {"arguments": call.arguments}}
@@ -287,7 +299,9 @@ class Chunks:
         return self._event({**said, "finish_reason": None, "logprobs": told})
 
     def _event(self, choice: dict[str, Any], **more: Any) -> bytes:
-        if self._include_usage:
+        if self._continuous_usage:
+            more["usage"] = _counts(self._answer.used)
+        elif self._include_usage:
             more["usage"] = None  # as OpenAI does on all chunks but the last
         choice = {"index": self._answer.index, "logprobs": None, **choice}
         return event({**self._head, "choices": [choice], **more})

@@ -113,7 +113,7 @@ class ChatChunkChoice(TypedDict):
 
 class ChatCompletionChunk(TypedDict):
     """`penstock`: in each choice's last one. `usage`: if `include_usage` asks for it, null but in
-    the last."""
+    the last, or with `continuous_usage_stats` of the choice so far."""
 
     id: str
     object: Literal["chat.completion.chunk"]
