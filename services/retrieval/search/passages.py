@@ -33,9 +33,15 @@ def _once(ranked: Iterable[Ranked]) -> list[Ranked]:
 def _runs(ranked: Sequence[Ranked], limit: int) -> list[list[Ranked]]:
     """The best chunks that make up to `limit` passages, by passage, best first."""
     chosen: list[Ranked] = []
+    places, passages = set[tuple[Any, ...]](), 0
     for one in ranked:
-        if len(chosen) < limit or len(_joined([*chosen, one])) <= limit:
+        *document, position = place = _place(one)
+        beside = places.intersection((*document, position + n) for n in (-1, 0, 1))
+        more = len(_joined([*chosen, one])) if beside else passages + 1
+        if more <= limit:
             chosen.append(one)
+            places.add(place)
+            passages = more
     return sorted(_joined(chosen), key=lambda run: max(one.score for one in run), reverse=True)
 
 
@@ -51,7 +57,8 @@ def _joined(chunks: Iterable[Ranked]) -> list[list[Ranked]]:
 
 
 def _place(one: Ranked) -> tuple[Any, ...]:
-    return tuple(one.payload[key] for key in ("collection", "source_id", "revision", "position"))
+    held = one.payload
+    return held["collection"], held["source_id"], held["revision"], held["position"]
 
 
 def _rest(one: Ranked, other: Ranked) -> str | None:
