@@ -19,6 +19,7 @@ from bench.retrieval.served import TENANT, Served, served
 from protos.common_pb2 import AttributeValue
 from protos.retrieval_pb2 import Filter
 from services.retrieval.documents.chunks import Chunk
+from services.retrieval.token_vectors import packed
 
 _COLLECTION = "many"
 _OTHER = "other"  # collections' searches must not slow down
@@ -98,12 +99,15 @@ class _Mixed:
         self._draw = Random(_SEED)
         self._numbers = np.random.default_rng(_SEED)
         self._vectors = np.empty((0, 0), np.float32)
+        self._tokens: list[np.ndarray] = []
         self._stored = 0
 
     async def read(self) -> None:
         read = self._service.parts.model.reader
         ids = [read.text(text).ids for text in self._texts]
-        self._vectors = await self._service.parts.embedder.embed(TENANT, ids)
+        made = await self._service.parts.embedder.read(TENANT, ids, lambda one: one)
+        self._vectors = np.stack([one.vector for one in made])
+        self._tokens = [one.tokens for one in made]
 
     async def grow(self, size: int) -> float:
         """To so many; returns the processor seconds that it took."""
@@ -116,7 +120,8 @@ class _Mixed:
             store, vectors = self._service.parts.store, self._mixed(pairs)
             part = {"part": AttributeValue(number=self._stored // _PER_DOCUMENT % _PARTS)}
             draft = await store.draft(TENANT, collection, f"d{self._stored}", attributes=part)
-            await store.put(draft, range(count), chunks, vectors, count)
+            tokens = [self._packed(*pair) for pair in pairs]
+            await store.put(draft, range(count), chunks, vectors, count, tokens)
             await store.publish(draft, count)
             self._stored += count
             if self._stored % (20 * _PER_DOCUMENT) == 0:
@@ -126,6 +131,9 @@ class _Mixed:
     def _chunk(self, one: int, other: int) -> Chunk:
         text = f"{self._texts[one]} {self._texts[other]} {self._draw.randrange(10**6)}"
         return Chunk("Notes", text, 0, len(text), 32)
+
+    def _packed(self, one: int, other: int) -> str:
+        return packed(np.concatenate([self._tokens[one], self._tokens[other]]))
 
     def _mixed(self, pairs: list[list[int]]) -> np.ndarray:
         first, second = (self._vectors[[pair[n] for pair in pairs]] for n in (0, 1))
