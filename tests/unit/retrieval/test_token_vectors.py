@@ -1,12 +1,13 @@
 """What is kept of a text's tokens: small, the same on every machine, and as near as they were."""
 
+from base64 import b64decode, b64encode
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from services.retrieval.encoder import Encoder
-from services.retrieval.token_vectors import MOST, SIZE, Projection, few, packed, unpacked
+from services.retrieval.token_vectors import MOST, SIZE, VERSION, Projection, few, packed, unpacked
 from tests.support.minilm import FOLDER, model
 from tests.unit.retrieval.test_encoder import SIZES, written
 
@@ -95,6 +96,13 @@ def test_a_text_of_very_many_tokens_has_few_vectors(count: int) -> None:
     kept = unpacked(stored, SIZE)
     assert kept is not None
     assert (tokens[-1] @ kept.T).max() > 0.7, "its end is kept"
+
+
+def test_vectors_of_another_version_are_none() -> None:
+    of_this = b64decode(packed(np.ones((1, SIZE), np.float32)))
+    assert unpacked(b64encode(of_this).decode(), SIZE) is not None
+    other = bytes([VERSION + 1]) + of_this[1:]
+    assert unpacked(b64encode(other).decode(), SIZE) is None
 
 
 @pytest.mark.parametrize("stored", [None, 3, b"AQ==", "", "AQ==", "é", "AAAA" * 16, "AQ" * 44])
