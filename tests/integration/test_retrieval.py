@@ -423,7 +423,7 @@ async def test_an_answer_is_small_whatever_the_headings(client: Client) -> None:
     """A long heading stood in the title of each passage: one of 200 KB made answers of 9.6 MB."""
     heading = "harbour " * 1_000
     # Far apart and unlike each other: what follows on another chunk would be joined to it.
-    parts = (f"The harbour of port {n} opens at six. " + f"quay{n} " * 300 for n in range(60))
+    parts = (f"The harbour of port {n} opens at six. " + f"quay{n} " * 100 for n in range(60))
     reply = await client.index(f"# {heading}\n" + "\n\n".join(parts), title="Doc.md")
     assert reply.chunks > 50
     found = await client.search("When does the harbour open?", limit=50)
