@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 import pytest
 from anthropic import AsyncAnthropic
+from openai import BadRequestError
 
 from protos.common_pb2 import FINISH_STOP, Tool
 from protos.gateway_pb2 import PublicDetokenizeRequest, PublicTokenizeRequest
@@ -15,7 +16,7 @@ from services.common.config import MeteringSettings
 from services.common.content import said, text_of
 from services.common.errors import invalid
 from services.common.link import LinkCall
-from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig
+from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig, say
 from tests.support.stories import ledger
 
 ASK: list[Any] = [{"role": "user", "content": "Pressure?"}]
@@ -57,6 +58,34 @@ async def test_anthropics_client_counts(rig):
     assert (entry.prompt, entry.nanos) == (0, 0)
 
 
+async def test_openais_client_counts(rig):
+    client = await rig.openai()
+    tool: Any = {"type": "function", "name": "pressure", "parameters": {}, "strict": False}
+    told = await client.responses.input_tokens.count(
+        model=MODEL, input="Pressure?", instructions="Be brief.", tools=[tool]
+    )
+    assert (told.object, told.input_tokens) == ("response.input_tokens", 3)
+    sent = rig.tokenizer.requests[0]
+    assert [text_of(one) for one in sent.chat.messages] == ["Be brief.", "Pressure?"]
+    assert sent.chat.whole
+    assert [one.name for one in sent.chat.tools] == ["pressure"]
+
+    rig.tokenizer.script = say("3 bar")
+    first = await client.responses.create(model=MODEL, input="Pressure?")
+    rig.tokenizer.script = _count
+    await client.responses.input_tokens.count(
+        model=MODEL, input="Now?", previous_response_id=first.id
+    )
+    messages = rig.tokenizer.requests[-1].chat.messages
+    assert [text_of(one) for one in messages] == ["Pressure?", "3 bar", "Now?"]
+    theirs = await rig.openai((await rig.keys.create("globex"))[0])
+    with pytest.raises(BadRequestError) as refused:
+        await theirs.responses.input_tokens.count(
+            model=MODEL, input="Now?", previous_response_id=first.id
+        )
+    assert refused.value.param == "previous_response_id"
+
+
 async def test_tokens_there_and_back_as_vllms_clients_ask(rig):
     http = await rig.http()
     told = (await http.post("/tokenize", json={"model": MODEL, "prompt": "It is"})).json()
@@ -79,6 +108,9 @@ async def test_tokens_there_and_back_as_vllms_clients_ask(rig):
         ("/detokenize", {"tokens": [1, 99]}, "tokens[1]"),
         ("/v1/messages/count_tokens", {"messages": ASK, "max_tokens": 4}, "max_tokens"),
         ("/v1/messages/count_tokens", {"messages": []}, "messages"),
+        ("/v1/responses/input_tokens", {"input": "a", "max_output_tokens": 4}, "max_output_tokens"),
+        ("/v1/responses/input_tokens", {"input": "a", "truncation": "auto"}, "truncation"),
+        ("/v1/responses/input_tokens", {}, "input"),
         ("/tokenize", {"model": EMBEDDING_MODEL, "prompt": "a"}, "model"),
         ("/v1/chat/completions", {"model": EMBEDDING_MODEL, "messages": ASK}, "model"),
     ],

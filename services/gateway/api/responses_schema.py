@@ -137,15 +137,8 @@ _LOGPROBS = "message.output_text.logprobs"
 Include = list[Literal["message.output_text.logprobs", "file_search_call.results"]]
 
 
-class ResponsesRequest(Body):
-    NEUTRAL: ClassVar = {
-        "service_tier": ("auto", "default"),
-        "conversation": (),
-        "prompt": (),
-        "max_tool_calls": (),
-        "context_management": (),
-        "moderation": (),
-    }
+class ResponseInput(Body):
+    """What a response is made from."""
 
     model: Name
     input: Annotated[
@@ -156,48 +149,18 @@ class ResponsesRequest(Body):
     ]
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=128)] | None = None
-    store: bool | None = None
-    background: bool | None = None
-    stream: bool | None = None
-    stream_options: EventOptions | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    include: Include | None = None
     text: TextConfig | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ChoiceField | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
-    truncation: Literal["auto", "disabled"] | None = None
-    user: Tag | None = Field(None, description="shown in the request's record")
-    safety_identifier: Tag | None = Field(None, description="shown in the request's record")
-    prompt_cache_key: Tag | None = Field(
-        None, description="shown in the request's record; prompts are cached without"
-    )
-    metadata: Metadata | None = None
-    seed: int | None = Field(None, description="extension")
-    top_k: int | None = Field(None, description="extension; 0: off")
-    stop: list[str] | str | None = Field(None, description="extension")
-    delivery: Literal["stream", "hybrid", "hold"] | None = Field(
-        None, description="extension: of a stream"
-    )
     chat_template_kwargs: TemplateOptions | None = Field(None, description="extension, as vLLM's")
 
     @model_validator(mode="after")
-    def _consistent(self) -> "ResponsesRequest":
-        if self.stream_options is not None and not self.stream:
-            raise refuse("stream_options", "only allowed when 'stream' is true")
-        if self.background and self.store is False:
-            raise refuse("background", "what runs in the background is stored")
+    def _says_something(self) -> "ResponseInput":
         if not self.input and self.previous_response_id is None and not self.instructions:
             raise refuse("input", "must not be empty")
         return self
-
-    @property
-    def stores(self) -> bool:
-        return self.store is not False
 
     def chat(self, before: Sequence[Item], limits: GatewaySettings) -> Chat:
         """`before`: the conversation that this goes on with. Raises INVALID_ARGUMENT in this
@@ -212,13 +175,8 @@ class ResponsesRequest(Body):
         return told
 
     def _fields(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        same = (
-            "model", "temperature", "top_p", "seed", "top_k", "stop", "stream", "delivery",
-            "user", "chat_template_kwargs",
-        )  # fmt: skip
-        fields = {name: getattr(self, name) for name in same}
-        fields["messages"] = messages
-        fields["max_completion_tokens"] = self.max_output_tokens
+        fields: dict[str, Any] = {"model": self.model, "messages": messages}
+        fields["chat_template_kwargs"] = self.chat_template_kwargs
         if self.tools:
             fields["tools"] = [tool.as_chats() for tool in self.tools]
             fields["parallel_tool_calls"] = self.parallel_tool_calls
@@ -227,9 +185,66 @@ class ResponsesRequest(Body):
             fields["tool_choice"] = self.tool_choice.as_chats()
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = self.text.format.as_chats()
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class InputTokensRequest(ResponseInput):
+    NEUTRAL: ClassVar = {"conversation": (), "truncation": ("disabled",)}
+
+
+class ResponsesRequest(ResponseInput):
+    NEUTRAL: ClassVar = {
+        "service_tier": ("auto", "default"),
+        "conversation": (),
+        "prompt": (),
+        "max_tool_calls": (),
+        "context_management": (),
+        "moderation": (),
+    }
+
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    stream_options: EventOptions | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    include: Include | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    user: Tag | None = Field(None, description="shown in the request's record")
+    safety_identifier: Tag | None = Field(None, description="shown in the request's record")
+    prompt_cache_key: Tag | None = Field(
+        None, description="shown in the request's record; prompts are cached without"
+    )
+    metadata: Metadata | None = None
+    seed: int | None = Field(None, description="extension")
+    top_k: int | None = Field(None, description="extension; 0: off")
+    stop: list[str] | str | None = Field(None, description="extension")
+    delivery: Literal["stream", "hybrid", "hold"] | None = Field(
+        None, description="extension: of a stream"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ResponsesRequest":
+        if self.stream_options is not None and not self.stream:
+            raise refuse("stream_options", "only allowed when 'stream' is true")
+        if self.background and self.store is False:
+            raise refuse("background", "what runs in the background is stored")
+        return self
+
+    @property
+    def stores(self) -> bool:
+        return self.store is not False
+
+    def _fields(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        same = ("temperature", "top_p", "seed", "top_k", "stop", "stream", "delivery", "user")
+        fields = {name: getattr(self, name) for name in same}
+        fields["max_completion_tokens"] = self.max_output_tokens
         if _LOGPROBS in (self.include or ()) or self.top_logprobs:
             fields |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         tags = ("safety_identifier", "prompt_cache_key")
         shown = {name: value for name in tags if (value := getattr(self, name)) is not None}
         fields["metadata"] = self.metadata if not shown else {**shown, **(self.metadata or {})}
-        return {name: value for name, value in fields.items() if value is not None}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return {**super()._fields(messages), **given}

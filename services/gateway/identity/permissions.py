@@ -12,6 +12,7 @@ NEEDS: dict[str, Permission | None] = {
     "GET /v1/chat/completions/{completion}": Permission.INFERENCE,
     "POST /v1/completions": Permission.INFERENCE,
     "POST /v1/responses": Permission.INFERENCE,
+    "POST /v1/responses/input_tokens": Permission.INFERENCE,
     "GET /v1/responses/{response}": Permission.INFERENCE,
     "DELETE /v1/responses/{response}": Permission.INFERENCE,
     "POST /v1/responses/{response}/cancel": Permission.INFERENCE,

@@ -41,7 +41,12 @@ from services.gateway.api.openapi.answers.stores import (
     StoreFile,
     VectorStore,
 )
-from services.gateway.api.openapi.answers.tokens import Detokenized, TokenCount, Tokenized
+from services.gateway.api.openapi.answers.tokens import (
+    Detokenized,
+    InputTokens,
+    TokenCount,
+    Tokenized,
+)
 from services.gateway.api.pooled_schema import (
     ClassifyRequest,
     EmbeddingsRequest,
@@ -60,7 +65,7 @@ from services.gateway.api.resources.vector_stores import (
     CreateStore,
     UpdateFile,
 )
-from services.gateway.api.responses_schema import ResponsesRequest
+from services.gateway.api.responses_schema import InputTokensRequest, ResponsesRequest
 from services.gateway.api.rest.lasting import Resume
 from services.gateway.api.rest.messages import MessagesQuery
 from services.gateway.api.rest.responses import ItemsQuery, RetrieveQuery
@@ -182,6 +187,13 @@ OPERATIONS: dict[str, Operation] = {
         events=dict[str, Any],
         lasting=True,
         resumes=True,
+    ),
+    "POST /v1/responses/input_tokens": Operation(
+        _RESPONSES,
+        "How many tokens a response's input has",
+        InputTokens,
+        InputTokensRequest,
+        {**_MODEL, "input": "What is the pressure of the water?"},
     ),
     "GET /v1/responses/{response}": Operation(
         _RESPONSES,

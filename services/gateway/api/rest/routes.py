@@ -26,7 +26,7 @@ from services.gateway.api.rest.messages import create_message
 from services.gateway.api.rest.moderations import create_moderation
 from services.gateway.api.rest.pooled import classify, embeddings, rerank, score
 from services.gateway.api.rest.queries import refuse_query, refuse_twice
-from services.gateway.api.rest.tokens import count_tokens, detokenize, tokenize
+from services.gateway.api.rest.tokens import count_input, count_tokens, detokenize, tokenize
 from services.gateway.identity.permissions import NEEDS, admit
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found
@@ -72,6 +72,7 @@ def application(gateway: Gateway) -> ASGIApp:
         "/v1/chat/completions/{completion}": {"GET": signed(get_chat_completion)},
         "/v1/completions": {"POST": plain(completions)},
         "/v1/responses": {"POST": plain(responses.create_response)},
+        "/v1/responses/input_tokens": {"POST": plain(count_input)},
         "/v1/responses/{response}": {
             "GET": signed(responses.get_response),
             "DELETE": signed(responses.delete_response),

@@ -1,5 +1,7 @@
 """Answers about tokens."""
 
+from typing import Literal
+
 from typing_extensions import TypedDict
 
 
@@ -14,6 +16,11 @@ class Tokenized(TypedDict):
 
 class Detokenized(TypedDict):
     prompt: str
+
+
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class TokenCount(TypedDict):
