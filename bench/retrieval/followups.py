@@ -73,11 +73,11 @@ def run(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
 
 async def _measured(half: str) -> dict[str, dict[str, Figures]]:
-    """By how it was asked, and by style; by words and embedding, as a chat's search is."""
+    """By how it was asked, and by style; ranked as a chat's search is."""
     ways = {"as asked": question_set(half, False), "rewritten": question_set(half, True)}
     async with served() as service:
         await service.index(half, map(file_of, documents(half)))
-        return {how: await measured(service, asked, "hybrid") for how, asked in ways.items()}
+        return {how: await measured(service, asked, "late") for how, asked in ways.items()}
 
 
 def _table(found: Mapping[str, Mapping[str, Figures]]) -> list[str]:
