@@ -34,7 +34,9 @@ TOLD = ("document_too_large", "invalid_file", "unsupported_file")
 
 
 @pytest.fixture
-async def chunkers() -> AsyncIterator[Chunkers]:
+async def chunkers(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Chunkers]:
+    # What ends them here is CPU time, however little of it a busy machine gives.
+    monkeypatch.setattr("services.retrieval.documents.chunkers._WALL_PER_CPU", 100)
     made = Chunkers(OPTIONS)
     await made.start()
     yield made
