@@ -126,7 +126,7 @@ class StreamOptions(Body):
     @model_validator(mode="after")
     def _continuous_needs_usage(self) -> "StreamOptions":
         if self.continuous_usage_stats and not self.include_usage:
-            raise refuse("continuous_usage_stats", "only allowed with 'include_usage'")
+            raise refuse("include_usage", "must be true for 'continuous_usage_stats'")
         return self
 
 

@@ -52,7 +52,7 @@ def completion(**more: Any) -> CompletionRequest:
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         (
             {"stream": True, "stream_options": {"continuous_usage_stats": True}},
-            "stream_options.continuous_usage_stats",
+            "stream_options.include_usage",
             "invalid_value",
         ),
         (
