@@ -12,7 +12,8 @@ FILTERS = "filters"  # Search: only what has these attributes
 RANKING = "ranking"  # Search: how meaning and words are weighed
 READING = "reading"  # Read: what a document says
 LATE = "late"  # Search: how much late interaction counts
-ALL = frozenset({BLOBS, FILTERS, RANKING, READING, LATE})
+REINDEXING = "reindexing"  # Index: nothing, where the present model has the document whole
+ALL = frozenset({BLOBS, FILTERS, RANKING, READING, LATE, REINDEXING})
 
 
 def told(abilities: Iterable[str] = ALL) -> dict[str, str]:

@@ -57,6 +57,15 @@ from_zero(
         ("done", "retried", "released", "left", "dead", "failed"),
     ),
 )
+reindexed_files = from_zero(
+    Counter(
+        "penstock_gateway_reindexed_files_total",
+        "Files of vector stores that another embedding model had indexed, by what became of them: "
+        "embedded anew, there already, or refused by the present model, by the policy or a limit",
+        ["outcome"],
+    ),
+    ("embedded", "there", "refused"),
+)
 jobs_dead = Gauge(
     "penstock_gateway_jobs_dead", "Jobs that nobody will try again; every gateway tells it"
 )

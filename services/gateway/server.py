@@ -42,6 +42,7 @@ from services.gateway.stores.file_expiry import FileExpiry
 from services.gateway.stores.files import Files
 from services.gateway.stores.indexing import Indexing
 from services.gateway.stores.orphans import Orphans
+from services.gateway.stores.reindexing import Reindexing
 from services.gateway.stores.retrieval_client import RetrievalClient
 from services.gateway.stores.store_records import StoreRecords
 from services.gateway.stores.vector_stores import VectorStores
@@ -218,7 +219,17 @@ def _assemble(
         identity.standing,
         settings.retrieval.max_document_chars,
     )
-    stores = VectorStores(files, store_records, indexing, jobs, own.max_files)
+    reindexing = Reindexing(
+        store_records,
+        indexing.searchable,
+        indexing.on_the_way,
+        retrieval,
+        meter,
+        jobs,
+        identity.standing,
+        settings.retrieval.max_document_chars,
+    )
+    stores = VectorStores(files, store_records, indexing, reindexing, jobs, own.max_files)
     return Gateway(
         settings=settings,
         telemetry=telemetry,

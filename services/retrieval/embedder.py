@@ -2,7 +2,8 @@
 
 One thread computes, one batch at a time. The tenants that wait give one text each in turn, and so
 do the requests of each: a question waits neither behind a document of a thousand chunks nor behind
-another tenant's thousand questions, it is in the next batch.
+another tenant's thousand questions, it is in the next batch. What nobody waits for is in batches of
+its own, while nobody waits, or behind so many of those who do.
 """
 
 import asyncio
@@ -29,6 +30,10 @@ MAX_BATCH_TEXTS = 32
 MAX_BATCH_TOKENS = 1024  # padding included: a quarter second on one slow core
 MAX_WAITING_TEXTS = 16_384
 STALLED_S = 60.0
+_BEHIND = 16  # batches of those who wait, in a row
+
+Turns = OrderedDict[str, deque["_Job"]]
+"""The jobs with texts waiting, by tenant; whose turn is next, first."""
 
 T = TypeVar("T")
 
@@ -58,8 +63,9 @@ class Embedder:
         self._seen_steps = 0
         self._thread = ThreadPoolExecutor(1, "embedding", _one_thread)
         self._open: set[_Job] = set()
-        # The jobs with texts waiting, by tenant; whose turn is next, first.
-        self._turns: OrderedDict[str, deque[_Job]] = OrderedDict()
+        self._turns: Turns = OrderedDict()
+        self._low: Turns = OrderedDict()
+        self._ahead = 0  # batches, since one of the low lane was computed, or it was empty
         self._waiting = Shares(MAX_WAITING_TEXTS)  # texts, shared between the tenants
         self._wake = asyncio.Event()
         self._moved_at = 0.0  # monotonic, of a batch or a step in it; 0 while none is computed
@@ -93,8 +99,11 @@ class Embedder:
         """Token ids, one list per text and at least one, to float32 [texts, dimension]."""
         return np.stack(await self.read(tenant, texts, lambda read: read.vector))
 
-    async def read(self, tenant: str, texts: list[list[int]], take: Callable[[Read], T]) -> list[T]:
-        """What `take` makes of each, in the model's thread: no more of it is kept.
+    async def read(
+        self, tenant: str, texts: list[list[int]], take: Callable[[Read], T], *, low: bool = False
+    ) -> list[T]:
+        """What `take` makes of each, in the model's thread: no more of it is kept. `low`: nobody
+        waits for them.
 
         Cancelling gives up the texts that are not yet computed. Raises PenstockError:
         RESOURCE_EXHAUSTED when too many of the tenant's texts wait already, INTERNAL when the model
@@ -104,9 +113,10 @@ class Embedder:
             raise _failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "has too much waiting", "queue_full")
         by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # alike pad little
         done: asyncio.Future[list[T]] = asyncio.get_running_loop().create_future()
+        turns = self._low if low else self._turns
         job = _Job(tenant, texts, by_length, len(texts), take, [None] * len(texts), done)
         self._open.add(job)
-        self._turns.setdefault(tenant, deque()).append(job)
+        turns.setdefault(tenant, deque()).append(job)
         metrics.EMBED_WAITING_TEXTS.set(self._waiting.taken)
         self._wake.set()
         try:
@@ -114,9 +124,9 @@ class Embedder:
         finally:
             self._open.discard(job)
             if job.waiting:
-                self._turns[tenant].remove(job)
-                if not self._turns[tenant]:
-                    del self._turns[tenant]
+                turns[tenant].remove(job)
+                if not turns[tenant]:
+                    del turns[tenant]
                 self._handed_out(job, len(job.waiting))
 
     async def _loop(self) -> None:
@@ -131,8 +141,11 @@ class Embedder:
     def _next_batch(self) -> list[tuple[_Job, int]]:
         batch: list[tuple[_Job, int]] = []
         longest = 0
-        while self._turns and len(batch) < MAX_BATCH_TEXTS:
-            tenant, jobs = next(iter(self._turns.items()))
+        is_low = bool(self._low) and (not self._turns or self._ahead >= _BEHIND)
+        self._ahead = 0 if is_low or not self._low else self._ahead + 1
+        turns = self._low if is_low else self._turns
+        while turns and len(batch) < MAX_BATCH_TEXTS:
+            tenant, jobs = next(iter(turns.items()))
             job = jobs[0]
             longest = max(longest, len(job.texts[job.waiting[-1]]))
             if batch and longest * (len(batch) + 1) > MAX_BATCH_TOKENS:
@@ -142,9 +155,9 @@ class Embedder:
             jobs.popleft()
             if job.waiting:
                 jobs.append(job)
-            self._turns.move_to_end(tenant)
+            turns.move_to_end(tenant)
             if not jobs:
-                del self._turns[tenant]
+                del turns[tenant]
         return batch
 
     async def _compute(self, batch: list[tuple[_Job, int]]) -> None:

@@ -105,6 +105,7 @@ class RetrievalService(Service):
         model = self.parts.model
         return {
             "embedding_model": model.name,
+            "embedder": model.fingerprint,
             "dimension": str(model.dimension),
             "max_tokens": str(model.reader.max_tokens),
             "max_chunk_tokens": str(model.reader.max_tokens - model.reader.special_tokens),

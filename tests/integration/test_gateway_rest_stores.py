@@ -504,7 +504,7 @@ async def test_nothing_is_kept_of_requests_that_failed(rig):
         ):
             answer = await tenant.http.post(path, json=body)
             assert answer.status_code == status
-        await until(lambda: not rig.gateway.stores.indexing._running, 10)
+        await until(lambda: not rig.gateway.stores.indexing.on_the_way._running, 10)
         removal = await tenant.http.delete(f"/v1/vector_stores/{store}/files/{file}")
         assert removal.status_code == 400
         for _ in range(60):

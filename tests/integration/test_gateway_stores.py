@@ -195,7 +195,7 @@ async def test_of_a_file_taken_out_while_it_is_indexed_nothing_stays(
     else:
         await client.vector_stores.delete(shelf.id)
     rig.retrieval.hold_index.set()
-    await until(lambda: not rig.gateway.stores.indexing._running, 10)
+    await until(lambda: not rig.gateway.stores.indexing.on_the_way._running, 10)
     assert shelf.kept == set()
 
 
@@ -206,7 +206,7 @@ async def test_a_file_attached_again_while_it_is_indexed_is_indexed_once_more(ri
     await until(lambda: rig.retrieval.servicer.calls == 1, 5)
     await shelf.client.vector_stores.files.create(shelf.id, file_id=file)
     await until(lambda: rig.retrieval.servicer.calls == 2, 5)
-    assert len(rig.gateway.stores.indexing._running) == 1
+    assert len(rig.gateway.stores.indexing.on_the_way._running) == 1
     rig.retrieval.hold_index.set()
     told = await shelf.client.vector_stores.files.poll(file, vector_store_id=shelf.id)
     assert told.status == "completed"

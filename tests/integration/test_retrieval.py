@@ -32,6 +32,7 @@ from services.retrieval.index.points import TOKENS, Condition, Every, Is
 from services.retrieval.pipeline import indexing
 from services.retrieval.search import passages
 from services.retrieval.server import RetrievalService
+from tests.support import minilm
 from tests.support.blob_folder import pieces
 from tests.support.documents import pdf
 from tests.support.transport import TRANSPORT
@@ -295,12 +296,12 @@ async def test_what_was_embedded_before_a_break_is_not_embedded_again(
         embedded: list[int] = []
         read, held = parts.embedder.read, asyncio.Event()
 
-        async def counted(tenant: str, texts: list[list[int]], take: Any) -> Any:
+        async def counted(tenant: str, texts: list[list[int]], take: Any, **lane: bool) -> Any:
             if len(embedded) == 3:
                 held.set()
                 await asyncio.sleep(60)
             embedded.append(len(texts))
-            return await read(tenant, texts, take)
+            return await read(tenant, texts, take, **lane)
 
         parts.embedder.read = counted
         broken = asyncio.create_task(client.index(text))
@@ -310,9 +311,9 @@ async def test_what_was_embedded_before_a_break_is_not_embedded_again(
         del parts.embedder.read
         again: list[int] = []
 
-        async def noted(tenant: str, texts: list[list[int]], take: Any) -> Any:
+        async def noted(tenant: str, texts: list[list[int]], take: Any, **lane: bool) -> Any:
             again.append(len(texts))
-            return await read(tenant, texts, take)
+            return await read(tenant, texts, take, **lane)
 
         parts.embedder.read = noted
         reply = await client.index(text)
@@ -321,6 +322,56 @@ async def test_what_was_embedded_before_a_break_is_not_embedded_again(
         assert (await client.index(text)).tokens == 0, "nothing to do"
         assert sum(again) == reply.chunks - 12
         assert (await client.index(text + "More.")).tokens > 0
+
+
+async def test_after_another_model_a_document_is_indexed_anew_once_and_killed_in_the_middle(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing, "_STORED_AT_ONCE", 4)
+    text, data = "".join(f"Boat {n} sails at dawn. " for n in range(100)), tmp_path / "data"
+    async with hosted(redis_url, data) as (_, replica, channel):
+        client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
+        first = await client.index(text)
+        theirs = await client.of("rival").index(text)
+        assert first.embedder == theirs.embedder == replica.facts["embedder"]
+        assert (await client.index(text, reindexing=True)).tokens == 0, "it is this model's"
+    own: Any = {"embedding_model": str(minilm.with_other_vectors(tmp_path / "model"))}
+    async with hosted(redis_url, data, **own) as (host, replica, channel):
+        client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
+        assert list((await client.found("Boat 57")).by_words) == ["docs"]
+        parts = host.service.parts  # type: ignore[attr-defined]
+        read, lanes = parts.embedder.read, list[tuple[int, bool]]()
+
+        async def killed(tenant: str, texts: Any, take: Any, low: bool = False) -> Any:
+            if len(lanes) == 3:
+                task.cancel()
+                await asyncio.sleep(60)
+            lanes.append((len(texts), low))
+            return await read(tenant, texts, take, low=low)
+
+        parts.embedder.read = killed
+        task = asyncio.create_task(client.index(text, reindexing=True))
+        await asyncio.gather(task, return_exceptions=True)
+        assert lanes == [(4, True)] * 3
+        parts.embedder.read = read
+        assert (await client.search("Boat 57", limit=1))[0].text, "while it is indexed"
+    async with hosted(redis_url, data, **own) as (host, replica, channel):
+        client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
+        parts, again = host.service.parts, list[int]()  # type: ignore[attr-defined]
+        read = parts.embedder.read
+
+        async def noted(tenant: str, texts: Any, take: Any, low: bool = False) -> Any:
+            again.append(len(texts))
+            return await read(tenant, texts, take, low=low)
+
+        parts.embedder.read = noted
+        reply = await client.index(text, reindexing=True)
+        assert sum(again) == reply.chunks - 12, "what was stored is not embedded again"
+        assert reply.embedder == replica.facts["embedder"] != first.embedder
+        assert (await client.index(text, reindexing=True)).tokens == 0
+        assert not (await client.found("Boat 57")).by_words
+        rival = client.of("rival")
+        assert list((await rival.found("Boat 57")).by_words) == ["docs"], "of others nothing is"
 
 
 async def test_a_search_is_refused_by_the_field_at_fault(client: Client) -> None:

@@ -154,6 +154,7 @@ class SmallRetrieval(Service):
 
     name = "retrieval"
     grpc_services = ("penstock.v1.Retrieval",)
+    embedder = "e1"
 
     async def start(self, server: grpc.aio.Server) -> None:
         self.servicer = _Retrieval(self)
@@ -169,13 +170,14 @@ class SmallRetrieval(Service):
 
     def describe(self) -> dict[str, str]:
         known = retrieval_abilities.told(self.abilities)
-        return {"embedding_model": EMBEDDING_MODEL, **known}
+        return {"embedding_model": EMBEDDING_MODEL, "embedder": self.embedder, **known}
 
 
 class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
     def __init__(self, service: SmallRetrieval) -> None:
         self._service = service
         self.documents: dict[tuple[str, str, str], rpb.IndexRequest] = {}
+        self.embedders: dict[tuple[str, str, str], str] = {}
         self.texts: dict[str, str] = {}  # by blob
         self.calls = 0
         self.shown = b""  # the certificate of the last caller of Embed
@@ -248,12 +250,15 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
             text = await self._text(request.blob) if request.blob else ""
             self.texts[request.blob] = text
             key = (request.caller.tenant, request.collection, request.source_id)
+            is_there = request.reindexing and self.embedders.get(key) == self._service.embedder
+            self.embedders[key] = self._service.embedder
             there = self.documents.get(key)
             if there is None or there.revision <= request.revision:
                 self.documents[key] = request
             if self._service.late_failure is not None:
                 raise self._service.late_failure
-            reply = rpb.IndexReply(chunks=1, tokens=len(text.split()))
+            tokens = 0 if is_there else len(text.split())
+            reply = rpb.IndexReply(chunks=1, tokens=tokens, embedder=self._service.embedder)
             await context.write(rpb.IndexNews(reply=reply))
 
     async def _text(self, blob: str) -> str:

@@ -1,5 +1,8 @@
 """The built-in embedding model's parts, loaded once per test process."""
 
+import json
+import os
+import shutil
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -23,3 +26,14 @@ def tokenizer() -> Tokenizer:
 @cache
 def model() -> EmbeddingModel:
     return EmbeddingModel.load()
+
+
+def with_other_vectors(folder: Path) -> Path:
+    """Another model, by the same weights."""
+    shutil.copytree(FOLDER, folder, copy_function=os.link)
+    config = folder / "1_Pooling" / "config.json"
+    modes = json.loads(config.read_text())
+    modes |= {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
+    config.unlink()
+    config.write_text(json.dumps(modes))
+    return folder

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 from protos.common_pb2 import Caller
@@ -19,10 +20,12 @@ from services.common.redis import Redis
 from services.common.telemetry import Telemetry
 from services.gateway.identity.principal import Principal, Refused
 from services.gateway.identity.standing import Grantee
+from services.gateway.identity.tenants import Priority
 from services.gateway.jobs.jobs import Jobs
 from services.gateway.stores.file_record import FileRecord
 from services.gateway.stores.files import Files
 from services.gateway.stores.indexing import Indexing
+from services.gateway.stores.reindexing import Reindexing
 from services.gateway.stores.store_files import AttachedFile
 from services.gateway.stores.store_record import StoreRecord
 from services.gateway.stores.store_records import StoreRecords
@@ -52,30 +55,42 @@ class ScriptedRetrieval:
         self.progress: list[IndexProgress] = []  # that is told of each file
         self.note = ""
         self.embedding_model = ""
+        self.embedder = "e1"
+        self.by: dict[tuple[str, str, str], str] = {}  # who embedded a document
+        self.embedded: list[tuple[str, str]] = []  # by whom, whose file; each time
+        self.failures: dict[str, Exception] = {}  # of a file
+        self.last = IndexRequest()
         self.begun = 0
         self.indexing = 0
         self.most_at_once = 0
 
-    async def model(self, patience_s: float) -> str:
+    async def model(self, patience_s: float = 0.0) -> str:
         self.embedding_model = "tiny-embed"
         return self.embedding_model
 
     async def index(self, request: IndexRequest, span: Any, tell: Any) -> IndexReply:
         self.begun += 1
+        self.last = request
         self.indexing += 1
         self.most_at_once = max(self.most_at_once, self.indexing)
         try:
             await self.gate.wait()
             if self.failure is not None:
                 raise self.failure
+            if request.source_id in self.failures:
+                raise self.failures[request.source_id]
             place = (request.caller.tenant, request.collection, request.source_id)
+            if request.reindexing and self.by.get(place) == self.embedder:
+                return IndexReply(embedder=self.embedder)
+            self.by[place] = self.embedder
+            self.embedded.append((self.embedder, request.source_id))
             there = self.documents.get(place)
             if there is None or there.revision <= request.revision:
                 self.documents[place] = request
             for progress in self.progress:
                 await tell(progress)
             text = b"".join([piece async for piece in self.blobs.read(request.blob)])
-            return IndexReply(tokens=len(text.split()), note=self.note)
+            return IndexReply(tokens=len(text.split()), note=self.note, embedder=self.embedder)
         except asyncio.CancelledError:
             self.cancelled += 1
             await self.let_go.wait()
@@ -106,6 +121,11 @@ class Standings:
 
     def __init__(self, who: dict[str, Principal]) -> None:
         self._who = who
+
+    async def of_tenant(self, name: str, user: str, priority: Priority) -> Principal:
+        if name not in self._who:
+            raise Refused("suspended", "The tenant is suspended.")
+        return replace(self._who[name], user=user, priority=priority)
 
     async def of(self, who: Grantee) -> Principal:
         if who.tenant not in self._who:
@@ -144,8 +164,18 @@ class StoresRig:
             cast(Any, Standings(self.who)),
             max_chars=1000,
         )
+        self.reindexing = Reindexing(
+            self.records,
+            self.indexing.searchable,
+            self.indexing.on_the_way,
+            cast(Any, self.retrieval),
+            self.indexing._meter,
+            self.jobs,
+            cast(Any, Standings(self.who)),
+            max_chars=1000,
+        )
         self.stores = VectorStores(
-            self.files, self.records, self.indexing, self.jobs, max_stores=10
+            self.files, self.records, self.indexing, self.reindexing, self.jobs, max_stores=10
         )
 
     @asynccontextmanager
@@ -167,7 +197,8 @@ class StoresRig:
         """All files, wherever they were to go."""
 
         async def all_have() -> bool:
-            return await self.jobs.queues.counts("index") == (0, 0)
+            kinds = ("index", "reindex")
+            return [await self.jobs.queues.counts(kind) for kind in kinds] == [(0, 0)] * 2
 
         await until(all_have, 10, "all are indexed")
 

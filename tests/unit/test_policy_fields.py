@@ -87,7 +87,7 @@ OURS = """
     SearchRequest.policy IndexRequest.policy IndexRequest.blob IndexReply.note
     ReadRequest.policy ReadRequest.blob
     LoadReply.note Refusal.words Refusal.reason Refusal.fault JudgeRequest.policy
-    Resume.prompt_digest SearchReply.by_words
+    Resume.prompt_digest SearchReply.by_words IndexReply.embedder
     Resume.checkpoint Resume.policy Pooled.values TextDelta.prompt_digest TextDelta.checkpoint
     TextDelta.policy GenerateRequest.checkpoint WorkerStatus.id WorkerStatus.address
     WorkerStatus.role WorkerStatus.state WorkerStatus.breaker WorkRequest.transfer_id
@@ -145,7 +145,9 @@ STORED = """
     UpdateAttachedFileRequest.vector_store_id UpdateVectorStoreRequest.metadata
     UpdateVectorStoreRequest.name UpdateVectorStoreRequest.vector_store_id
     VectorStore.description VectorStoreFile.attributes
-    VectorStoreFile.Extras.note
+    VectorStoreFile.Extras.note CancelReindexingRequest.vector_store_id
+    ReindexVectorStoreRequest.vector_store_id VectorStore.embedding_model
+    VectorStore.Reindexing.reason VectorStore.Reindexing.status
 """
 KNOWN = (PROMPT, DOOR, RETRIEVAL, ANSWER, TOLD_BACK, OWN_WORDS, FORM, NAMES, KEPT, OURS, STORED)
 

@@ -6,7 +6,7 @@ from services.gateway.identity.api_keys import principal_of
 from services.gateway.identity.keys import KeyStore
 from services.gateway.identity.principal import Principal, Refused, Role, granted
 from services.gateway.identity.revoked_tokens import TokenRevocations
-from services.gateway.identity.tenants import TenantRecord, TenantStore
+from services.gateway.identity.tenants import Priority, TenantRecord, TenantStore
 from services.gateway.ids import KEY
 
 
@@ -53,6 +53,12 @@ class Standing:
         if await self._revoked.hold(who.tenant, who.user, {"iat": who.at, "jti": who.token}):
             raise Refused("revoked", "This token was revoked.")
         return granted(tenant, who.user, roles=who.roles, models=who.models)
+
+    async def of_tenant(self, name: str, user: str, priority: Priority) -> Principal:
+        """For what nobody of the tenant asked for, and is done for all of it: within what is the
+        tenant's, charged as `user`'s. Raises Refused where it is suspended."""
+        tenant = await self._tenants.find(name) or TenantRecord(name=name)
+        return granted(tenant, user, roles=(), priority=priority)
 
     async def _of_key(self, who: Grantee) -> Principal:
         record = await self._keys.find_id(who.user)

@@ -16,6 +16,7 @@ KINDS = {
     "index": "files to be indexed",
     "remove": "files and vector stores to be taken out, where a gateway was lost over it",
     "attributes": "attributes of files to be set where searches look, likewise",
+    "reindex": "vector stores whose files another embedding model has indexed, to be so anew",
     "expire": "vector stores that end when nobody has used them for long",
 }
 """Of jobs, and what they are."""

@@ -9,7 +9,7 @@ then, what retrieval may hold of it is removed last.
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import grpc
@@ -27,6 +27,7 @@ from services.gateway.metering.estimate import of_bytes
 from services.gateway.metering.meter import Meter, Metered
 from services.gateway.stores.file_record import FileRecord
 from services.gateway.stores.files import Files
+from services.gateway.stores.on_the_way import OnTheWay, Place
 from services.gateway.stores.outcomes import Outcomes
 from services.gateway.stores.retrieval_client import INDEX_PATIENCE_S, RetrievalClient
 from services.gateway.stores.searchable import Searchable
@@ -80,14 +81,6 @@ class Task(Attachment):
     losses: int = 0  # of retrieval, while it was at it
 
 
-class _Place(NamedTuple):
-    """Where a file is going."""
-
-    tenant: str
-    store: str
-    file: str
-
-
 class Indexing:
     """jobs.Kind."""
 
@@ -106,6 +99,7 @@ class Indexing:
     ) -> None:
         """`max_chars`: of one file's text, which retrieval takes."""
         self.places = Places(_AT_ONCE)
+        self.on_the_way = OnTheWay()
         self.searchable = Searchable(files, records, retrieval, telemetry)
         self._outcomes = Outcomes(records, self.searchable)
         self._files = files
@@ -115,7 +109,6 @@ class Indexing:
         self._jobs = jobs
         self._standing = standing
         self._most_chars = max_chars
-        self._running: dict[asyncio.Task[None], _Place] = {}
 
     async def expect(self, who: Principal, files: int) -> None:
         """Raises RESOURCE_EXHAUSTED ("index_queue_full") when so many more of the tenant's files
@@ -159,7 +152,7 @@ class Indexing:
             for file, attributes, chunking in wanted
         ]
         ids = [file.id for file in attached]
-        await self.cancel(tenant, store, ids)
+        await self.on_the_way.cancel(tenant, store, ids)
         tasks = [
             Task(
                 who=Grantee.of(who, now),
@@ -183,7 +176,7 @@ class Indexing:
 
     async def remove(self, caller: Caller, store: str) -> None:
         """Takes all of the store out of what is searchable, and off its way there."""
-        await self.cancel(caller.tenant, store)
+        await self.on_the_way.cancel(caller.tenant, store)
         await self.searchable.remove_store(caller, store)
 
     async def remove_file(
@@ -191,15 +184,8 @@ class Indexing:
     ) -> bool:
         """The same of a file, as it was attached; without that: of one that is there no more.
         Nothing of what was attached anew meanwhile; then False."""
-        await self.cancel(caller.tenant, store, [file_id])
+        await self.on_the_way.cancel(caller.tenant, store, [file_id])
         return await self.searchable.remove_file(caller, store, file_id, attachment)
-
-    async def cancel(self, tenant: str, store: str, files: Collection[str] = ()) -> None:
-        """Ends what is on its way at this gateway; without files, all of the store."""
-        tasks = list(self._on_the_way(tenant, store, files))
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     # ---- jobs.Kind ----------------------------------------------------------------------------
 
@@ -210,17 +196,9 @@ class Indexing:
             if job.claims > 1:  # whoever had it may have been in the middle of it
                 await self.searchable.forget(_caller(job, task), task)
             return
-        work = asyncio.create_task(self._carry(job, task, attached), name=f"index {task.file}")
-        self._running[work] = _Place(tenant, task.store, task.file)
-        work.add_done_callback(self._running.pop)
-        try:
-            await asyncio.wait([work])
-        except asyncio.CancelledError:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-            raise
-        if not work.cancelled():
-            return work.result()
+        place = Place(tenant, task.store, task.file)
+        if await self.on_the_way.carry(place, self._carry(job, task, attached)):
+            return
         # By `cancel`: whoever takes it out, or attaches it anew, may fail or be lost before he has.
         await self.searchable.forget(_caller(job, task), task)
         if await self._outcomes.waiting(tenant, task) is not None:
@@ -246,7 +224,7 @@ class Indexing:
                     )
                 metered.usage = lambda: Usage(prompt_tokens=reply.tokens)
                 await self._meter.settle(metered)
-                attached.note = reply.note
+                attached.note, attached.embedder = reply.note, reply.embedder
             except BaseException as error:
                 self._meter.end(metered, error)
                 raise
@@ -283,15 +261,6 @@ class Indexing:
             if not _may_wait(attached):
                 raise TimeoutError from None
             raise Later(job.body, error.retry_after_s) from None
-
-    def _on_the_way(
-        self, tenant: str, store: str, files: Collection[str]
-    ) -> Iterator["asyncio.Task[None]"]:
-        for task, place in self._running.items():
-            if (place.tenant, place.store) == (tenant, store) and (
-                not files or place.file in files
-            ):
-                yield task
 
     def _queue(self, tenant: str) -> Queue:
         return Queue(self.name, tenant, "files")

@@ -74,7 +74,7 @@ class Outcomes:
         def settled(file: AttachedFile) -> AttachedFile | None:
             if not _waits(file, ended.attachment) or file.attributes != told:
                 return None
-            how = ("state", "error", "error_code", "note")
+            how = ("state", "error", "error_code", "note", "embedder")
             told_of = {name: getattr(ended, name) for name in how}
             return file.model_copy(update={**told_of, "progress": None})
 

@@ -10,16 +10,22 @@
 --   :store:<id>:unready set   files that searches do not find, yet or ever
 --   :store:<id>:facts   hash  in_progress, completed, failed, cancelled: files in that state;
 --                             <batch>:<state>: what became of a batch's; bytes: of the completed;
---                             active: s; days: it expires so long after that; revision: the last
+--                             active: s; days: it expires so long after that; revision: the last;
+--                             reindex:embedder, :token, :state, :why, :until (s): of the last time that
+--                             its files were to be embedded anew
+--   :store:<id>:embedders hash <embedder> -> how many completed files it embedded ('?': not known);
+--                             -<embedder> -> how many it could not, which another one has
 --   :store:<id>:batches hash  batch -> record
 --
 -- ARGV: op, then
 --   create       store, record, days ('' never), most (stores)  -> ok | full
 --   change       store, before, after, days  -> ok | gone | expired | changed
 --   show         store...                    -> (record or false, facts: also whether it expired)*
---   search       most, store...: they are used -> (ok | gone | expired for each), how many files are
+--   search       most, embedder (''), store...: they are used
+--                                            -> (ok | gone | expired for each), how many files are
 --                                               unready in all, of so many the records,
---                                               what those say of their caches
+--                                               what those say of their caches,
+--                                               which are to be embedded anew by the embedder
 --   room         most (files in all stores), how many more  -> ok | full
 --   put          store, most (as above), batch (''), its record, (file, record)*
 --                                            -> ok | gone | expired | full
@@ -28,6 +34,12 @@
 --                                               the file is there by another attachment
 --   drop         store, file, attachment     -> whether it was there by that attachment
 --   cancel       store, batch, its record: unless it has ended
+--   begin        store, embedder, token, for (s), asked for ('' or 1): its files are to be embedded
+--                anew, and whose token it is has so long to say more  -> ok | no | gone | expired
+--   hold         store, token, why, for (s): it goes on, or waits  -> whether it is still the token's
+--   ended        store, token, state, why, for (s): it is not begun by itself before
+--   stop         store, embedder: where files are left, it is neither gone on with nor begun by itself
+--                                            -> ok | gone | expired
 --   clear        store: its files, if it expired  -> the files
 --   delete       store                       -> whether it was there, the files
 
@@ -41,6 +53,7 @@ local KEPT = {active = true, days = true, revision = true} -- of a store that ex
 local DAY = 86400
 local BATCHES = 100 -- of one store; of more the oldest are forgotten
 
+local function whole(x) return string.format('%.0f', x) end
 local function key(store, part) return root .. ':store:' .. store .. (part and ':' .. part or '') end
 local function is_there(store) return call('HEXISTS', STORES, store) == 1 end
 
@@ -63,9 +76,21 @@ local function use(store) call('HSET', key(store, 'facts'), 'active', now) end
 
 local function add(store, field, n) call('HINCRBY', key(store, 'facts'), field, n) end
 
+local function set(value) return value and value ~= '' and value ~= cjson.null end
+
 local function count(store, file, n)
   add(store, file.state, n)
-  if file.state == 'completed' then add(store, 'bytes', n * file.bytes) end
+  if file.state ~= 'completed' then return end
+  add(store, 'bytes', n * file.bytes)
+  local by = set(file.refused_by) and '-' .. file.refused_by or set(file.embedder) and file.embedder
+  local embedders = key(store, 'embedders')
+  if call('HINCRBY', embedders, by or '?', n) == 0 then call('HDEL', embedders, by or '?') end
+end
+
+local function embedded(store)
+  local total = 0
+  for _, files in ipairs(call('HVALS', key(store, 'embedders'))) do total = total + files end
+  return total
 end
 
 -- Counts that a version without them left behind, or whose files it changed, are made anew.
@@ -74,8 +99,10 @@ local function counted(store)
   local states = call('HMGET', facts, unpack(STATES))
   for n = 1, #STATES do states[n] = tonumber(states[n] or 0); total = total + states[n] end
   local unready = call('SCARD', key(store, 'unready'))
-  if total == call('HLEN', key(store)) and total - states[2] == unready then return end
+  if total == call('HLEN', key(store)) and total - states[2] == unready
+    and states[2] == embedded(store) then return end
   call('HDEL', facts, 'bytes', unpack(STATES))
+  call('DEL', key(store, 'embedders'))
   for _, record in ipairs(call('HVALS', key(store))) do count(store, cjson.decode(record), 1) end
 end
 
@@ -106,7 +133,7 @@ end
 
 local function emptied(store)
   local files = call('HVALS', key(store))
-  call('DEL', key(store), key(store, 'unready'), key(store, 'batches'))
+  call('DEL', key(store), key(store, 'unready'), key(store, 'batches'), key(store, 'embedders'))
   return files
 end
 
@@ -149,6 +176,11 @@ function ops.show(...)
       counted(store)
       facts = call('HGETALL', key(store, 'facts'))
       if expired(store) then table.insert(facts, 'expired'); table.insert(facts, '1') end
+      local embedders = call('HGETALL', key(store, 'embedders'))
+      for n = 1, #embedders, 2 do
+        table.insert(facts, 'by:' .. embedders[n])
+        table.insert(facts, embedders[n + 1])
+      end
     end
     table.insert(told, record)
     table.insert(told, facts)
@@ -156,15 +188,34 @@ function ops.show(...)
   return told
 end
 
+-- Whether files are found by words alone that the embedder could embed.
+local function has_due(store, embedder)
+  local files = tonumber(call('HGET', key(store, 'facts'), 'completed') or 0)
+  local done = call('HMGET', key(store, 'embedders'), embedder, '-' .. embedder)
+  return files > (done[1] or 0) + (done[2] or 0)
+end
+
+-- Likewise, and nobody is at them or has said that it is not to be.
+local function is_due(store, embedder, asked)
+  if not has_due(store, embedder) then return false end
+  local last = call('HMGET', key(store, 'facts'), 'reindex:embedder', 'reindex:state', 'reindex:until')
+  if last[1] ~= embedder then return true end
+  if last[2] == 'in_progress' then return now >= tonumber(last[3]) end
+  return asked or last[2] ~= 'cancelled' and now >= tonumber(last[3])
+end
+
 -- A full Redis takes no writes, and searches go on.
 local function used(store) redis.pcall('HSET', key(store, 'facts'), 'active', now) end
 
-function ops.search(most, ...)
-  local states, found, total, caches = {}, {}, 0, {}
+function ops.search(most, embedder, ...)
+  local states, found, total, caches, due = {}, {}, 0, {}, {}
   for _, store in ipairs({...}) do
     local no = refused(store)
     table.insert(states, no or 'ok')
-    if not no then used(store) end
+    if not no then
+      used(store)
+      if embedder ~= '' and is_due(store, embedder) then table.insert(due, store) end
+    end
     local record = call('HGET', STORES, store)
     if record and string.find(record, '"cache":{', 1, true) then
       table.insert(caches, cjson.encode(cjson.decode(record).cache))
@@ -177,7 +228,7 @@ function ops.search(most, ...)
       table.insert(found, call('HGET', key(store), id) or nil)
     end
   end
-  return {states, total, found, caches}
+  return {states, total, found, caches, due}
 end
 
 -- A file in several stores counts in each.
@@ -236,6 +287,46 @@ function ops.cancel(store, batch, record)
   local batches = key(store, 'batches')
   local left = tonumber(call('HGET', key(store, 'facts'), batch .. ':in_progress') or 0)
   if left > 0 and call('HEXISTS', batches, batch) == 1 then call('HSET', batches, batch, record) end
+end
+
+local function note(store, token, state, why, lasts)
+  call('HSET', key(store, 'facts'), 'reindex:token', token, 'reindex:state', state,
+    'reindex:why', why, 'reindex:until', whole(now + tonumber(lasts)))
+end
+
+local function is_tokens(store, token)
+  return is_there(store) and call('HGET', key(store, 'facts'), 'reindex:token') == token
+end
+
+function ops.begin(store, embedder, token, lasts, asked)
+  local no = refused(store)
+  if no then return no end
+  counted(store)
+  if not is_due(store, embedder, asked ~= '') then return 'no' end
+  call('HSET', key(store, 'facts'), 'reindex:embedder', embedder)
+  note(store, token, 'in_progress', '', lasts)
+  return 'ok'
+end
+
+function ops.hold(store, token, why, lasts)
+  if not is_tokens(store, token) or expired(store) then return 0 end
+  note(store, token, 'in_progress', why, lasts)
+  return 1
+end
+
+function ops.ended(store, token, state, why, lasts)
+  if is_tokens(store, token) then note(store, '', state, why, lasts) end
+end
+
+function ops.stop(store, embedder)
+  local no = refused(store)
+  if no then return no end
+  counted(store)
+  if has_due(store, embedder) then
+    call('HSET', key(store, 'facts'), 'reindex:embedder', embedder)
+    note(store, '', 'cancelled', '', 0)
+  end
+  return 'ok'
 end
 
 function ops.clear(store)

@@ -79,6 +79,9 @@ class RetrievalClient:
         )
         self.embedding_model = ""
         """The name that replicas register, also while they are away; empty before the first."""
+        self.embedder = ""
+        """Its fingerprint; empty also while replicas have several, as they do while one model takes
+        another's place."""
         self.max_chunk_tokens = 0
         """Of a chunk that its model reads whole; 0: not told yet."""
         self._channels: dict[str, Channel] = {}
@@ -143,7 +146,8 @@ class RetrievalClient:
         span: Span,
         tell: Tell,
     ) -> retrieval_pb2.IndexReply:
-        """Sent once: UNAVAILABLE ("index_lost") when the replica is lost over it."""
+        """Sent once: UNAVAILABLE ("index_lost") when the replica is lost over it. What is indexed
+        anew is found meanwhile, and whoever asks for it tells what he waits for."""
         reply = retrieval_pb2.IndexReply()
 
         async def hear(news: retrieval_pb2.IndexNews) -> None:
@@ -152,7 +156,8 @@ class RetrievalClient:
             else:
                 await tell(news.progress)
 
-        bounds = _Bounds(INDEX_TIMEOUT_S, INDEX_PATIENCE_S)
+        patience_s = self._patience_s if request.reindexing else INDEX_PATIENCE_S
+        bounds = _Bounds(INDEX_TIMEOUT_S, patience_s)
         await self._call("Index", request, span, bounds, None, hear)
         return reply
 
@@ -260,6 +265,9 @@ class RetrievalClient:
             self._channels[replica.id] = self._dial(replica)
             self.embedding_model = replica.facts.get("embedding_model", self.embedding_model)
             self.max_chunk_tokens = int(replica.facts.get("max_chunk_tokens", 0))
+        replicas = self._directory.replicas.values()
+        if embedders := {replica.facts.get("embedder", "") for replica in replicas}:
+            self.embedder = embedders.pop() if len(embedders) == 1 else ""
 
 
 async def _call_one(

@@ -9,7 +9,14 @@ from grpc import ChannelConnectivity
 
 from protos.retrieval_pb2 import IndexRequest, ReadRequest, SearchRequest
 from services.common.errors import PenstockError, unavailable
-from services.common.retrieval_abilities import BLOBS, FILTERS, LATE, RANKING, READING
+from services.common.retrieval_abilities import (
+    BLOBS,
+    FILTERS,
+    LATE,
+    RANKING,
+    READING,
+    REINDEXING,
+)
 
 _CONNECT_S = 5.0
 
@@ -21,8 +28,9 @@ def needs(request: Any) -> frozenset[str]:
         found.update({FILTERS} if request.HasField("filter") else ())
         found.update({RANKING} if request.HasField("ranking") else ())
         found.update({LATE} if request.ranking.late_weight else ())
-    if isinstance(request, IndexRequest) and request.blob:
-        found.add(BLOBS)
+    if isinstance(request, IndexRequest):
+        found.update({BLOBS} if request.blob else ())
+        found.update({REINDEXING} if request.reindexing else ())
     if isinstance(request, ReadRequest):
         found.add(READING)
     return frozenset(found)

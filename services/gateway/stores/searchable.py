@@ -44,8 +44,10 @@ class Searchable:
         self._retrieval = retrieval
         self._telemetry = telemetry
 
-    async def index(self, caller: Caller, attached: AttachedFile, tell: Tell) -> IndexReply:
-        """Cancelled, where nobody wants it any more."""
+    async def index(
+        self, caller: Caller, attached: AttachedFile, tell: Tell, *, reindexing: bool = False
+    ) -> IndexReply:
+        """Cancelled, where nobody wants it any more. `reindexing`: unless the present model has."""
         place = (attached.store, attached.id)
         revision = await self._records.revise(caller.tenant, *place, attached.attachment)
         if not revision:
@@ -59,6 +61,7 @@ class Searchable:
             chunking=_chunking(attached),
             revision=revision,
             attributes=attribute_values(attached.attributes),
+            reindexing=reindexing,
         )
         with self._telemetry.lone_span("index file", file_id=attached.id) as span:
             return await self._retrieval.index(request, span, tell)

@@ -36,7 +36,7 @@ async def search(
     gateway: Gateway, request_id: str, route: str, principal: Principal, asked: Search
 ) -> Found:
     """Raises NOT_FOUND for a store of others, and what limits and retrieval raise."""
-    unready = await gateway.stores.records.searched(principal.tenant, [asked.store])
+    unready = await gateway.stores.searched(principal.tenant, [asked.store])
     requests = [
         SearchRequest(
             caller=principal.caller(request_id),
@@ -87,7 +87,7 @@ def by_model(replies: Sequence[SearchReply]) -> Iterator[str]:
     if ids := ", ".join(sorted({store for reply in replies for store in reply.by_words})):
         yield (
             f"files of {ids} were indexed by an earlier embedding model and are found by their "
-            "words alone until they are attached again"
+            "words alone until they are indexed anew"
         )
     if any(reply.incomplete for reply in replies):
         yield (

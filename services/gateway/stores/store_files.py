@@ -42,7 +42,8 @@ class Progress(BaseModel):
 
 
 class AttachedFile(BaseModel):
-    """A file in a store. records.lua reads `state`, `attachment`, `bytes` and `batch`."""
+    """A file in a store. records.lua reads `state`, `attachment`, `bytes`, `batch`, `embedder` and
+    `refused_by`."""
 
     id: str
     store: str
@@ -58,6 +59,8 @@ class AttachedFile(BaseModel):
     batch: str = ""
     progress: Progress | None = None  # while it is indexed
     note: str = ""  # of what its owner should know, in words that go on behind "the file"
+    embedder: str = ""  # whose vectors searches find it by; empty: not known
+    refused_by: str = ""  # the embedder that it could not be indexed anew for; `note` says why
 
     def fail(self, error: PenstockError | str) -> None:
         """INVALID_ARGUMENT is the file's own fault, anything else the service's."""
@@ -100,6 +103,13 @@ class AttachedFile(BaseModel):
         progress = {"progress": self.progress.model_dump()} if self.progress else {}
         return {**progress, **({"note": f"the file {self.note}"} if self.note else {})}
 
+    def as_attachment(self) -> Attachment:
+        return Attachment(store=self.store, file=self.id, attachment=self.attachment)
+
+    def is_due(self, embedder: str) -> bool:
+        """Whether this embedder is to index it anew."""
+        return self.state == "completed" and embedder not in (self.embedder, self.refused_by)
+
     def why_unready(self) -> str:
         name = self.filename
         name = name if len(name) <= _SHOWN_CHARS else name[: _SHOWN_CHARS - 1] + "…"
@@ -118,6 +128,7 @@ class Unready(NamedTuple):
     total: int = 0
     max_age_s: float | None = None
     similar_at_least: float | None = None
+    aged: Sequence[str] = ()  # ids of those of the stores that are to be embedded anew
 
     def warning(self) -> str:
         """For the answer; empty when there is none."""

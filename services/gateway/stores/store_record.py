@@ -49,7 +49,29 @@ class Store(NamedTuple):
     def expired(self) -> bool:
         return "expired" in self.facts
 
-    def as_json(self) -> dict[str, Any]:
+    def reindexing(self, embedder: str) -> dict[str, Any] | None:
+        """How far its files are on their way to this embedder, which has to be known; None: all are
+        there, and were all the time."""
+        facts = self.facts
+        files, done, failed = (
+            int(facts.get(field, 0)) for field in ("completed", f"by:{embedder}", f"by:-{embedder}")
+        )
+        due = max(0, files - done - failed)
+        begun = facts.get("reindex:embedder") == embedder
+        if not embedder or not (due or begun):
+            return None
+        state = facts["reindex:state"] if begun else "pending"
+        if not due:
+            state = "completed"
+        elif state == "completed":  # a version before this one has indexed more since
+            state = "pending"
+        counts = {"in_progress": due, "completed": done, "failed": failed, "cancelled": 0}
+        why = facts.get("reindex:why") if begun and due else None
+        return {"status": state, "reason": why or None, "file_counts": {**counts, "total": files}}
+
+    def as_json(self, embedding_model: str = "", embedder: str = "") -> dict[str, Any]:
+        """`embedding_model`, `embedder`: the present one's name and fingerprint; empty: not known
+        yet."""
         record, counts = self.record, _counts(self.facts)
         status = "in_progress" if counts["in_progress"] else "completed"
         days = record.expires_days
@@ -67,6 +89,8 @@ class Store(NamedTuple):
             "expires_after": {"anchor": "last_active_at", "days": days} if days else None,
             "expires_at": self.expires_at,
             "cache": record.cache.model_dump(exclude_none=True) if record.cache else None,
+            "embedding_model": embedding_model or None,
+            "reindexing": self.reindexing(embedder),
         }
 
 

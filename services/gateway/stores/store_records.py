@@ -75,15 +75,20 @@ class StoreRecords:
                 return _check(id, outcome)
 
     async def searched(
-        self, tenant: str, ids: Sequence[str], params: Sequence[str] | None = None
+        self,
+        tenant: str,
+        ids: Sequence[str],
+        params: Sequence[str] | None = None,
+        embedder: str = "",
     ) -> Unready:
-        """They are used now; which files of them a search does not find, and which earlier ones do
-        for it. Raises NOT_FOUND for the first that is not the tenant's, INVALID_ARGUMENT for one
-        that expired."""
+        """They are used now. Which files of them a search does not find, which earlier searches do
+        for it, and which of them the embedder, if one is told, is to embed anew. Raises NOT_FOUND
+        for the first that is not the tenant's, INVALID_ARGUMENT for one that expired."""
         params = params or [""] * len(ids)
         for id, param in zip(ids, params, strict=True):
             STORE.checked(id, param)
-        outcomes, total, found, caches = await self._call(tenant, "search", _NAMED, *ids)
+        told = await self._call(tenant, "search", _NAMED, embedder, *ids)
+        outcomes, total, found, caches, aged = told
         for id, param, outcome in zip(ids, params, outcomes, strict=True):
             _check(id, outcome, param)
         said = [StoreCache.model_validate_json(one) for one in caches]
@@ -94,6 +99,7 @@ class StoreRecords:
             int(total),
             min(ages, default=None),
             (max(alike) if all(alike) else 0.0) if alike else None,
+            tuple(aged),
         )
 
     async def delete(self, tenant: str, id: str) -> tuple[bool, list[AttachedFile]]:
@@ -104,6 +110,35 @@ class StoreRecords:
     async def clear(self, tenant: str, id: str) -> list[AttachedFile]:
         """Empties one that expired, whose record stays; returns what was in it."""
         return _files(await self._call(tenant, "clear", STORE.checked(id)))
+
+    # ---- files that are embedded anew -------------------------------------------------------
+
+    async def begin_reindexing(
+        self, tenant: str, store: str, embedder: str, token: str, for_s: float, *, asked: bool
+    ) -> bool:
+        """Whether it is this token's now, for so long. False: no file is due, another has it, or it
+        ended (`asked`: was cancelled) so that it is not to begin by itself. Raises NOT_FOUND,
+        INVALID_ARGUMENT for a store that expired."""
+        told = (STORE.checked(store), embedder, token, round(for_s), "1" if asked else "")
+        outcome = await self._call(tenant, "begin", *told)
+        _check(store, outcome)
+        return bool(outcome == "ok")
+
+    async def hold_reindexing(
+        self, tenant: str, store: str, token: str, for_s: float, why: str = ""
+    ) -> bool:
+        """False: it is another's by now, cancelled, or the store is no more. `why`: it waits."""
+        return bool(await self._call(tenant, "hold", store, token, why, round(for_s)))
+
+    async def end_reindexing(
+        self, tenant: str, store: str, token: str, state: str, why: str = "", for_s: float = 0.0
+    ) -> None:
+        """`for_s`: so long it does not begin by itself."""
+        await self._call(tenant, "ended", store, token, state, why, round(for_s))
+
+    async def stop_reindexing(self, tenant: str, store: str, embedder: str) -> None:
+        """Raises NOT_FOUND, INVALID_ARGUMENT for a store that expired."""
+        _check(store, await self._call(tenant, "stop", STORE.checked(store), embedder))
 
     # ---- files in a store -------------------------------------------------------------------
 

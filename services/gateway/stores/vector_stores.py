@@ -23,6 +23,7 @@ from services.gateway.stores.expiry import Expiry
 from services.gateway.stores.file_record import INDEXED, FileRecord
 from services.gateway.stores.files import Files
 from services.gateway.stores.indexing import Indexing, Wanted
+from services.gateway.stores.reindexing import Reindexing
 from services.gateway.stores.removals import Removal, Removals
 from services.gateway.stores.storage_room import too_many
 from services.gateway.stores.store_files import (
@@ -52,11 +53,18 @@ class VectorStores:
     for a store that expired where it must not have."""
 
     def __init__(
-        self, files: Files, records: StoreRecords, indexing: Indexing, jobs: Jobs, max_stores: int
+        self,
+        files: Files,
+        records: StoreRecords,
+        indexing: Indexing,
+        reindexing: Reindexing,
+        jobs: Jobs,
+        max_stores: int,
     ) -> None:
         self._files = files
         self.records = records
         self.indexing = indexing
+        self.reindexing = reindexing
         self.attributes = AttributeChanges(jobs, records, indexing.searchable)
         self.expiry = Expiry(jobs, records, self._empty)
         self.removals = Removals(jobs, self._redo)
@@ -66,7 +74,14 @@ class VectorStores:
     @property
     def kinds(self) -> Sequence[Kind]:
         """Of jobs."""
-        return self.indexing, self.removals, self.cancellations, self.attributes, self.expiry
+        return (
+            self.indexing,
+            self.reindexing,
+            self.removals,
+            self.cancellations,
+            self.attributes,
+            self.expiry,
+        )
 
     # ---- stores -----------------------------------------------------------------------------
 
@@ -143,10 +158,19 @@ class VectorStores:
             return Unready()
         params = [f"tools[0].vector_store_ids[{index}]" for index in range(len(ids))]
         try:
-            return await self.records.searched(tenant, ids, params)
+            return await self.searched(tenant, ids, params)
         except RedisAway as away:
             log.warning("vector stores not checked, Redis is away: %s", away)
             return Unready()
+
+    async def searched(
+        self, tenant: str, ids: Sequence[str], params: Sequence[str] | None = None
+    ) -> Unready:
+        """`StoreRecords.searched`; what of them another embedding model indexed is so anew from
+        now on."""
+        found = await self.records.searched(tenant, ids, params, self.reindexing.embedder)
+        self.reindexing.notice(tenant, found.aged)
+        return found
 
     # ---- files in a store -------------------------------------------------------------------
 
@@ -247,7 +271,7 @@ class VectorStores:
             if cancelled(file) is not None:
                 with _whole():
                     await self.records.change_file(tenant, id, file.id, cancelled)
-                    await self.indexing.cancel(tenant, id, [file.id])
+                    await self.indexing.on_the_way.cancel(tenant, id, [file.id])
 
     # ---- what a request names ---------------------------------------------------------------
 

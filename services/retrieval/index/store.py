@@ -145,6 +145,26 @@ class Store:
             complete = bool(positions) and len(positions) == of
         return replace(begun, stored=positions, complete=complete)
 
+    async def whole(self, tenant: str, collection: str, source_id: str) -> int:
+        """How many chunks searches find by the present model of a document that it has whole, and
+        that has left all earlier ones; else 0."""
+        document = Every((*_of_collection(tenant, collection), Is("source_id", (source_id,))))
+        keys = (SCOPE, "revision", "position", "of")
+        found = await self._calls.read(
+            "select", tenant, lambda points: points.payloads(document, _MOST_CHUNKS, keys)
+        )
+        by_revision: dict[int, set[int]] = {}
+        for payload in found:
+            by_revision.setdefault(payload["revision"], set()).add(payload["position"])
+        chunks = len(by_revision[max(by_revision)]) if by_revision else 0
+        of_all = {(payload[SCOPE], payload["of"]) for payload in found}
+        if len(by_revision) != 1 or of_all != {(scope_of(tenant, collection), chunks)}:
+            return 0
+        everywhere = await self._calls.read(
+            "select", tenant, lambda points: points.ids(document, len(found) + 1)
+        )
+        return chunks if len(everywhere) == len(found) else 0
+
     async def put(
         self,
         draft: Draft,

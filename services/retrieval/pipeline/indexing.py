@@ -36,25 +36,30 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span, tell: Tell) 
     chunking = own.chunk_tokens, own.chunk_overlap_tokens
     if cut.max_tokens:
         chunking = cut.max_tokens, cut.overlap_tokens
+    place, embedder = (request.collection, request.source_id), parts.model.fingerprint
+    if request.reindexing and (chunks := await parts.store.whole(tenant, *place)):
+        span.set_attribute("stored", "before")
+        await tell(pb.IndexNews(reply=pb.IndexReply(chunks=chunks, embedder=embedder)))
+        return
     digest = await _digest(parts, request, policy, chunking)
-    place = request.collection, request.source_id
     draft = await parts.store.draft(tenant, *place, digest, request.revision, request.attributes)
     if draft.complete:
         span.set_attribute("stored", "before")
         chunks = len(draft.stored)
         await parts.store.publish(draft, chunks)
-        await tell(pb.IndexNews(reply=pb.IndexReply(chunks=chunks)))
+        await tell(pb.IndexNews(reply=pb.IndexReply(chunks=chunks, embedder=embedder)))
         return
     try:
         loaded, document = await _read(parts, request, policy, chunking, span)
         async with asyncio.timeout(own.index_timeout_s):
-            await _store(parts, policy, draft, document, span, tell)
-    except (PenstockError, TimeoutError):
-        parts.store.discard(draft)
+            await _store(parts, policy, draft, document, span, tell, low=request.reindexing)
+    except (PenstockError, TimeoutError) as error:
+        if not (request.reindexing and isinstance(error, TimeoutError)):  # it waits behind others
+            parts.store.discard(draft)
         raise
     chunks, tokens = len(document.chunks), sum(map(len, document.texts))
     await parts.store.publish(draft, chunks)
-    reply = pb.IndexReply(chunks=chunks, tokens=tokens, note=loaded.note)
+    reply = pb.IndexReply(chunks=chunks, tokens=tokens, note=loaded.note, embedder=embedder)
     await tell(pb.IndexNews(reply=reply))
 
 
@@ -86,7 +91,14 @@ async def _read(
 
 
 async def _store(
-    parts: Parts, policy: Policy, draft: Draft, document: CutDocument, span: Span, tell: Tell
+    parts: Parts,
+    policy: Policy,
+    draft: Draft,
+    document: CutDocument,
+    span: Span,
+    tell: Tell,
+    *,
+    low: bool,
 ) -> None:
     """Those chunks of it that are not stored; each batch is written as a whole, or not."""
     chunks, texts = document.chunks, document.texts
@@ -95,7 +107,7 @@ async def _store(
         """Vectors, and tokens'."""
         its = [[*texts[n]] for n in positions]
         made = await parts.embedder.read(
-            draft.tenant, its, lambda one: (one.vector, packed(one.tokens))
+            draft.tenant, its, lambda one: (one.vector, packed(one.tokens)), low=low
         )
         vectors, tokens = zip(*made, strict=True)
         await check_meaning(parts, policy, np.stack(vectors), span)

@@ -13,6 +13,7 @@ from services.gateway.identity.keys import KeyStore
 from services.gateway.ids import FILE, FILE_BATCH, KEY, REQUEST, STORE, IdKind
 from services.gateway.stores.files import Files
 from services.gateway.stores.indexing import Indexing
+from services.gateway.stores.reindexing import Reindexing
 from services.gateway.stores.retrieval_client import RetrievalClient
 from services.gateway.stores.store_records import StoreRecords
 from services.gateway.stores.vector_stores import VectorStores
@@ -86,7 +87,9 @@ def stores(files: Files) -> VectorStores:
     retrieval = RetrievalClient(redis, settings)
     nobody: Any = None  # carries it out
     indexing = Indexing(files, records, retrieval, meter(), telemetry, nobody, nobody, 100)
-    return VectorStores(files, records, indexing, nobody, 9)
+    on_the_way = indexing.searchable, indexing.on_the_way
+    reindexing = Reindexing(records, *on_the_way, retrieval, meter(), nobody, nobody, 100)
+    return VectorStores(files, records, indexing, reindexing, nobody, 9)
 
 
 async def test_an_odd_id_never_reaches_redis():
@@ -107,6 +110,9 @@ async def test_an_odd_id_never_reaches_redis():
         STORE: (
             lambda odd: held.records.store("acme", odd),
             lambda odd: held.records.all_files("acme", odd),
+            lambda odd: held.records.begin_reindexing("acme", odd, "e", "t", 9.0, asked=True),
+            lambda odd: held.reindexing.begin("acme", odd, asked=True),
+            lambda odd: held.records.stop_reindexing("acme", odd, "e"),
             lambda odd: held.records.file_ids("acme", odd),
             lambda odd: held.records.file("acme", odd, FILE.new()),
             lambda odd: held.records.batch("acme", odd, FILE_BATCH.new()),

@@ -81,6 +81,8 @@ TWINS = {
     "VectorStores/GetVectorStore": "GET /v1/vector_stores/{store}",
     "VectorStores/UpdateVectorStore": "POST /v1/vector_stores/{store}",
     "VectorStores/DeleteVectorStore": "DELETE /v1/vector_stores/{store}",
+    "VectorStores/ReindexVectorStore": "POST /v1/vector_stores/{store}/reindexing",
+    "VectorStores/CancelReindexing": "POST /v1/vector_stores/{store}/reindexing/cancel",
     "VectorStores/AttachFile": "POST /v1/vector_stores/{store}/files",
     "VectorStores/ListAttachedFiles": "GET /v1/vector_stores/{store}/files",
     "VectorStores/GetAttachedFile": "GET /v1/vector_stores/{store}/files/{file}",

@@ -26,7 +26,7 @@ from services.common.discovery import Registration, Replica, new_replica_id
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.policy import Policy, load_rules
 from services.common.redis import connect
-from services.common.retrieval_abilities import BLOBS, FILTERS, RANKING, READING
+from services.common.retrieval_abilities import BLOBS, FILTERS, RANKING, READING, REINDEXING
 from services.common.service import Host
 from services.common.telemetry import Telemetry
 from services.gateway.stores import retrieval_client as module
@@ -165,6 +165,21 @@ async def test_the_models_name_waits_for_the_first_replica(rig: Rig) -> None:
     await asyncio.sleep(0)
     await rig.replica()
     assert await asking == EMBEDDING_MODEL
+
+
+async def test_the_embedder_is_what_all_replicas_have(rig: Rig) -> None:
+    assert rig.client.embedder == ""
+    first, second = await rig.replica(), await rig.replica()
+    await rig.listed(2)
+    assert rig.client.embedder == "e1"
+    registration = second._registration
+    assert registration is not None
+    await registration.tell({"embedding_model": EMBEDDING_MODEL, "embedder": "e2"})
+    await until(lambda: rig.client.embedder == "", 5)
+    registration = first._registration
+    assert registration is not None
+    await registration.tell({"embedding_model": EMBEDDING_MODEL, "embedder": "e2"})
+    await until(lambda: rig.client.embedder == "e2", 5)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -511,6 +526,7 @@ async def test_who_would_leave_a_part_of_a_request_out_is_not_asked(
 
 def test_a_document_in_a_blob_goes_to_who_knows_blobs() -> None:
     assert needs(IndexRequest(blob="ns/acme/file-1")) == {BLOBS}
+    assert needs(IndexRequest(blob="ns/acme/file-1", reindexing=True)) == {BLOBS, REINDEXING}
     assert needs(IndexRequest()) == needs(RemoveRequest()) == frozenset()
     assert needs(ReadRequest()) == {READING}
 

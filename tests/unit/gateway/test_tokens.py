@@ -284,6 +284,18 @@ async def test_what_waits_for_its_turn_ends_with_the_token_that_it_was_asked_wit
         assert (await standing.of(one)).user == "oidc:u1"
 
 
+async def test_what_nobody_asked_for_is_within_what_is_the_tenants(door, issuer):
+    standing = Standing(KeyStore(door.revoked._redis, "none"), door.tenants, door.revoked)
+    await door.tenants.change("acme", "tenant.update", lambda _: {"models": ("tiny",)})
+    who = await standing.of_tenant("acme", "vs_1", "low")
+    assert (who.tenant, who.user, who.priority, who.models) == ("acme", "vs_1", "low", {"tiny"})
+    assert not who.permissions
+    assert (await standing.of_tenant("unheard", "vs_1", "low")).models is None
+    await door.tenants.change("acme", "tenant.suspend", lambda _: {"suspended": 1})
+    with pytest.raises(Refused, match="suspended"):
+        await standing.of_tenant("acme", "vs_1", "low")
+
+
 async def test_no_token_outlives_its_revocation(redis, namespace, issuer, door):
     brief = Door(redis, namespace, issuer, oidc_longest_s=1000)
     now = int(time.time())

@@ -95,6 +95,8 @@ async def test_a_store_is_told_whole(rig: StoresRig) -> None:
         "usage_bytes": 5,
         "expires_after": None,
         "expires_at": None,
+        "embedding_model": None,  # not known yet
+        "reindexing": None,
     }
 
 

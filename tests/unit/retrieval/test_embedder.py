@@ -234,3 +234,37 @@ async def test_a_batch_that_goes_on_is_no_stall_however_long_it_takes(
     monkeypatch.undo()
     model.gate.set()
     await first
+
+
+async def test_what_nobody_waits_for_is_behind_those_who_wait_but_not_for_ever(
+    model: Model, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_BATCH_TEXTS", 2)
+    monkeypatch.setattr(module, "_BEHIND", 3)
+
+    def unhurried(*texts: list[int]) -> "asyncio.Task[list[float]]":
+        read = embedder.read("t", [*texts], lambda read: float(read.vector[0]), low=True)
+        return asyncio.create_task(read)
+
+    first = await hold(model, embedder)
+    low = unhurried([50], [51], [52], [53])
+    await until(lambda: embedder._waiting.taken == 4)
+    texts = [[n] for n in range(20, 30)]
+    others = [asyncio.create_task(embedder.embed(who, texts)) for who in ("t", "u")]
+    await until(lambda: embedder._waiting.taken == 24)
+    model.gate.set()
+    numbers, *_ = await asyncio.gather(low, first, *others)
+    lanes = "".join("L" if batch[0][0] >= 50 else "n" for batch in model.batches[1:])
+    assert lanes == "nnnLnnnLnnnn"
+    assert numbers == [50, 51, 52, 53]
+    again = [unhurried([60]) for _ in range(2)]
+    await asyncio.gather(*again)
+    first = await hold(model, embedder)
+    given_up = unhurried([70])
+    await until(lambda: embedder._waiting.taken == 1)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    model.gate.set()
+    await first
+    assert (embedder._waiting.taken, len(embedder._low)) == (0, 0)
+    assert not any(text[0] == 70 for batch in model.batches for text in batch)

@@ -47,6 +47,8 @@ class Parts:
         self.document = CutDocument([], [], 0)
         self.stored_before: frozenset[int] = frozenset()
         self.discarded: list[Draft] = []
+        self.chunks_there = 0  # by the present model, whole
+        self.low = False  # of what was embedded last
         reader = SimpleNamespace(
             text=self._read,
             query=self._read,
@@ -71,6 +73,7 @@ class Parts:
             put=self._put,
             publish=self._publish,
             discard=self.discarded.append,
+            whole=self._whole,
             remove=self._store("remove"),
         )
         revisions: Any = SimpleNamespace(seen=self._no_revisions)
@@ -98,8 +101,9 @@ class Parts:
         return np.array([[text[0], 0.5] for text in texts], np.float32)
 
     async def _reads(
-        self, tenant: str, texts: list[list[int]], take: Callable[[Read], Any]
+        self, tenant: str, texts: list[list[int]], take: Callable[[Read], Any], *, low: bool = False
     ) -> list[Any]:
+        self.low = low
         tokens = np.ones((3, 2), np.float32)
         return [take(Read(vector, tokens)) for vector in await self._embed(tenant, texts)]
 
@@ -128,6 +132,10 @@ class Parts:
         earlier = [Hit("", 7.0, _payload(one, 99)) for one in self.of_earlier_models]
         found = [Hit(str(n), one.score, _payload(one, n)) for n, one in each]
         return Found(found, [], earlier, self.unreadable)
+
+    async def _whole(self, tenant: str, *_: str) -> int:
+        self.tenants.append(("store whole", tenant))
+        return self.chunks_there
 
     async def _put(self, draft: Draft, *given: Any) -> None:
         self.tenants.append(("store put", draft.tenant))
@@ -274,6 +282,35 @@ async def test_a_document_is_embedded_and_stored_as_its_tenant_s(
     assert (reply.chunks, reply.tokens, reply.note) == (5, 15, "is odd")
 
 
+async def test_what_the_present_model_has_whole_is_not_read_again(parts: Parts) -> None:
+    parts.document = CutDocument([Chunk("T", "x", 0, 1, 1)], [[1]], 0)
+    parts.chunks_there = 5
+    reply = await parts.index(reindexing=True)
+    assert (reply.chunks, reply.tokens, reply.embedder) == (5, 0, "f")
+    assert (parts.tenants, parts.stored) == ([("store whole", "acme")], [])
+    parts.chunks_there = 0
+    reply = await parts.index(reindexing=True)
+    assert (reply.tokens, reply.embedder, parts.low) == (1, "f", True)
+    parts.chunks_there = 5
+    assert (await parts.index()).tokens == 1, "who attaches a file has it indexed"
+    assert not parts.low
+
+
+@pytest.mark.parametrize("reindexing", [True, False])
+async def test_what_was_too_slow_stays_where_it_is_gone_on_with(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, reindexing: bool
+) -> None:
+    parts.document = CutDocument([Chunk("T", "x", 0, 1, 1)], [[1]], 0)
+
+    async def slow(*_: object, **more: object) -> np.ndarray:
+        raise TimeoutError
+
+    monkeypatch.setattr(parts.embedder, "read", slow)
+    with pytest.raises(TimeoutError):
+        await parts.index(reindexing=reindexing)
+    assert len(parts.discarded) == (not reindexing)
+
+
 async def test_a_digest_is_of_all_that_chunks_are_made_from(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,7 +371,7 @@ async def test_what_fails_is_taken_back_and_what_is_broken_off_is_not(parts: Par
     parts.document = CutDocument([Chunk("T", "x", 0, 1, 1)], [[1]], 0)
     for error, taken_back in ((invalid("no", "file"), 1), (asyncio.CancelledError(), 0)):
 
-        async def fail(*_: object, error: BaseException = error) -> None:
+        async def fail(*_: object, error: BaseException = error, **more: object) -> None:
             raise error
 
         parts.discarded.clear()

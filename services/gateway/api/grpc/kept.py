@@ -128,6 +128,15 @@ async def _delete_store(call: Call) -> Fields:
     return await vector_stores.delete_store(call.gateway, call.caller, call.id("vector_store_id"))
 
 
+async def _reindex_store(call: Call) -> Fields:
+    return await vector_stores.reindex_store(call.gateway, call.tenant, call.id("vector_store_id"))
+
+
+async def _cancel_reindexing(call: Call) -> Fields:
+    store = call.id("vector_store_id")
+    return await vector_stores.cancel_reindexing(call.gateway, call.tenant, store)
+
+
 async def _attach_file(call: Call) -> Fields:
     store = call.id("vector_store_id")
     body = validated(AttachFile, fields_of(call.request, "vector_store_id"))
@@ -214,6 +223,12 @@ KEPT = {
     "GetVectorStore": _look(pb.GetVectorStoreRequest, _get_store, pb.VectorStore, _VISIT),
     "UpdateVectorStore": _look(pb.UpdateVectorStoreRequest, _update_store, pb.VectorStore, _SLOT),
     "DeleteVectorStore": _look(pb.DeleteVectorStoreRequest, _delete_store, pb.Deleted, _SLOT),
+    "ReindexVectorStore": _look(
+        pb.ReindexVectorStoreRequest, _reindex_store, pb.VectorStore, _SLOT
+    ),
+    "CancelReindexing": _look(
+        pb.CancelReindexingRequest, _cancel_reindexing, pb.VectorStore, _SLOT
+    ),
     "AttachFile": _look(pb.AttachFileRequest, _attach_file, pb.VectorStoreFile, _SLOT),
     "ListAttachedFiles": _look(pb.ListAttachedFilesRequest, _list_attached, _FILES, _VISIT),
     "GetAttachedFile": _look(pb.GetAttachedFileRequest, _get_attached, pb.VectorStoreFile, _VISIT),

@@ -298,6 +298,14 @@ OPERATIONS: dict[str, Operation] = {
     "GET /v1/vector_stores/{store}/files/{file}/content": Operation(
         _STORES, "What the file says", FileText
     ),
+    "POST /v1/vector_stores/{store}/reindexing": Operation(
+        _STORES,
+        "Indexes what another embedding model did anew (extension)",
+        VectorStore,
+    ),
+    "POST /v1/vector_stores/{store}/reindexing/cancel": Operation(
+        _STORES, "Ends that, behind the file under way (extension)", VectorStore
+    ),
     "POST /v1/vector_stores/{store}/file_batches": Operation(
         _STORES,
         "Puts several files into the store",

@@ -22,7 +22,7 @@ from services.gateway.api.schema import Body, Metadata
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
-from services.gateway.stores.store_record import StoreCache, StoreRecord
+from services.gateway.stores.store_record import Store, StoreCache, StoreRecord
 
 _DAYS = Field(ge=1, le=365)
 _DAY_S = 86_400
@@ -82,22 +82,37 @@ async def create_store(
 ) -> dict[str, Any]:
     chunking = chunking_of(gateway, body.chunking_strategy)
     files = each_once(body.file_ids or (), chunking=chunking)
-    return (await gateway.stores.create(principal, caller, body.edit, files)).as_json()
+    return _told(gateway, await gateway.stores.create(principal, caller, body.edit, files))
 
 
 async def update_store(gateway: Gateway, tenant: str, id: str, body: AboutStore) -> dict[str, Any]:
-    return (await gateway.stores.update(tenant, id, body.edit)).as_json()
+    return _told(gateway, await gateway.stores.update(tenant, id, body.edit))
 
 
 async def list_stores(gateway: Gateway, tenant: str, query: StorePage) -> dict[str, Any]:
     async def look(ids: Sequence[str]) -> list[dict[str, Any]]:
-        return [store.as_json() for store in await gateway.stores.records.some(tenant, ids)]
+        return [_told(gateway, store) for store in await gateway.stores.records.some(tenant, ids)]
 
     return await page_of(await gateway.stores.records.ids(tenant), query, look)
 
 
 async def get_store(gateway: Gateway, tenant: str, id: str) -> dict[str, Any]:
-    return (await gateway.stores.records.store(tenant, id)).as_json()
+    return _told(gateway, await gateway.stores.records.store(tenant, id))
+
+
+async def reindex_store(gateway: Gateway, tenant: str, id: str) -> dict[str, Any]:
+    """Begins, also where it was cancelled, unless it is under way or nothing is to be done."""
+    await gateway.stores.reindexing.begin(tenant, id, asked=True)
+    return await get_store(gateway, tenant, id)
+
+
+async def cancel_reindexing(gateway: Gateway, tenant: str, id: str) -> dict[str, Any]:
+    await gateway.stores.reindexing.cancel(tenant, id)
+    return await get_store(gateway, tenant, id)
+
+
+def _told(gateway: Gateway, store: Store) -> dict[str, Any]:
+    return store.as_json(gateway.retrieval.embedding_model, gateway.retrieval.embedder)
 
 
 async def delete_store(gateway: Gateway, caller: Caller, id: str) -> dict[str, Any]:

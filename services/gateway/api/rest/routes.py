@@ -108,6 +108,10 @@ def application(gateway: Gateway) -> ASGIApp:
             "DELETE": signed(vector_stores.delete_store),
         },
         "/v1/vector_stores/{store}/search": {"POST": signed(vector_stores.search_store)},
+        "/v1/vector_stores/{store}/reindexing": {"POST": signed(vector_stores.reindex_store)},
+        "/v1/vector_stores/{store}/reindexing/cancel": {
+            "POST": signed(vector_stores.cancel_reindexing)
+        },
         "/v1/vector_stores/{store}/files": {
             "GET": signed(vector_stores.list_attached),
             "POST": signed(vector_stores.attach_file),

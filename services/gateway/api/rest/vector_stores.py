@@ -54,6 +54,16 @@ async def delete_store(gateway: Gateway, exchange: Exchange, principal: Principa
     await exchange.reply_json(await vector_stores.delete_store(gateway, caller, store))
 
 
+async def reindex_store(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    store = exchange.path["store"]
+    await exchange.reply_json(await vector_stores.reindex_store(gateway, principal.tenant, store))
+
+
+async def cancel_reindexing(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
+    told = await vector_stores.cancel_reindexing(gateway, principal.tenant, exchange.path["store"])
+    await exchange.reply_json(told)
+
+
 async def attach_file(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(AttachFile, await exchange.json_body())
     caller, store = principal.caller(exchange.request_id), exchange.path["store"]

@@ -151,7 +151,11 @@ async def test_a_document_that_is_indexed_anew_leaves_the_earlier_model_and_no_o
         assert (draft.stored, draft.complete) == (frozenset(), False)
         chunks = [Chunk("Doc", "one quay", 0, 8, 2)]
         await store.put(draft, [0], chunks, np.eye(16, dtype=np.float32)[:1], 1)
+        assert not await store.whole("t", "c", "one"), "the earlier model has it, too"
         await store.publish(draft, 1)
+        assert await store.whole("t", "c", "one") == 1
+        for other in (("t", "c", "two"), ("t", "d", "one"), ("u", "c", "one")):
+            assert not await store.whole(*other)
         assert await found() == ({"one quay"}, {"two quay", "three quay"})
         assert await store.remove("t", "c", "two") == 2
         assert await found() == ({"one quay"}, {"three quay"})
@@ -394,6 +398,24 @@ async def test_what_is_stored_of_a_digest_is_not_put_again(store: Store) -> None
     assert (await store.draft("t", "c", "doc", "other")).stored == set()
     assert (await store.draft("t", "c", "other doc", "digest")).stored == set()
     assert (await store.draft("rival", "c", "doc", "digest")).stored == set()
+
+
+async def test_a_document_is_whole_only_with_each_of_its_chunks_and_no_other_revision(
+    store: Store,
+) -> None:
+    chunks, vectors = document("one", "two", "three")
+    draft = await store.draft("t", "c", "s", "d", revision=3)
+    await store.put(draft, [0, 2], [chunks[0], chunks[2]], vectors[[0, 2]], 3)
+    assert not await store.whole("t", "c", "s")
+    await store.put(draft, [1], chunks[1:2], vectors[1:2], 3)
+    assert not await store.whole("t", "c", "s"), "no search finds it yet"
+    await store.publish(draft, 3)
+    assert await store.whole("t", "c", "s") == 3
+    newer = await store.draft("t", "c", "s", "e", revision=4)
+    await store.put(newer, [0], chunks[:1], vectors[:1], 1)
+    assert not await store.whole("t", "c", "s"), "a draft of it is under way"
+    await store.publish(newer, 1)
+    assert await store.whole("t", "c", "s") == 1
 
 
 async def test_the_callers_revision_says_which_of_two_is_the_newer(store: Store) -> None:

@@ -47,6 +47,14 @@ class StoreCache(TypedDict):
     similar_at_least: NotRequired[float]
 
 
+class Reindexing(TypedDict):
+    """Extension: files that another embedding model indexed, on their way to the present one."""
+
+    status: Literal["pending", "in_progress", "completed", "cancelled", "failed"]
+    reason: str | None  # what it waits for, or why it failed
+    file_counts: FileCounts
+
+
 class VectorStore(TypedDict):
     id: str
     object: Literal["vector_store"]
@@ -61,6 +69,8 @@ class VectorStore(TypedDict):
     expires_after: ExpiresAfter | None
     expires_at: int | None
     cache: StoreCache | None
+    embedding_model: str | None  # extension: that files are indexed with now
+    reindexing: Reindexing | None
 
 
 class DeletedStore(TypedDict):
