@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--quantization",
-        choices=("auto", "int8"),
+        choices=("auto", "int8", "int4"),
         default="auto",
         help="of the weights; auto: as the checkpoint has them",
     )

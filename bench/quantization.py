@@ -24,7 +24,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from bench.result_file import checkpoint_folder, result_file
-from kernels.cpu.matrix import quantized
+from kernels.cpu.matrix import rounded
 from services.worker.engine.config import QUANTIZATIONS, EngineConfig, Quantization
 from services.worker.engine.models.registry import read_config
 
@@ -68,14 +68,15 @@ def quality(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from models.recipe.template import render
 
     exact, tokenizer = load(given.model)
-    near, _ = load(given.model)
-    round_to_int8(near)
-    for name, model in (("as stored", exact), ("int8", near)):
+    for name in QUANTIZATIONS:
+        near, _ = load(given.model)
+        if name != "auto":
+            round_matrices(near, name)
         rows: list[dict[str, Any]] = []
         for skill in given.skills or evaluate.SKILLS:
-            score = evaluate.measure(model, tokenizer, skill, given.count)
+            score = evaluate.measure(near, tokenizer, skill, given.count)
             same, apart = [], []
-            for case in evaluate.cases(skill, given.count) if model is near else ():
+            for case in evaluate.cases(skill, given.count) if name != "auto" else ():
                 ids = tokenizer.encode(render(case), add_special_tokens=False).ids
                 start = evaluate.answer_start(ids)
                 with torch.no_grad():
@@ -96,14 +97,17 @@ def quality(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {"format": name, "task": "all", **of_all}
 
 
-def round_to_int8(model: "Llama") -> None:
-    """Its matrices, to the values that int8 stand for."""
+def round_matrices(model: "Llama", quantization: str) -> None:
+    """To the values that a format's weights stand for; beside int4 the embedding and the head are
+    int8 (services/worker/engine/cpu_weights.py)."""
     import torch
 
     with torch.no_grad():
-        for weights in {id(p): p for p in model.parameters() if p.dim() == 2}.values():
-            found, scales = quantized(weights.numpy())
-            weights.copy_(torch.from_numpy(found * scales[:, None]))
+        for name, weights in model.named_parameters():
+            if weights.dim() == 2:
+                table = "embed_tokens" in name or "lm_head" in name
+                to = "int8" if table else quantization
+                weights.copy_(torch.from_numpy(rounded(weights.numpy(), to)))
 
 
 def kl(wanted: Any, found: Any) -> Any:
@@ -137,7 +141,7 @@ def speed(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             for name, runner in runners.items():
                 read = max(bytes_per_s(threads, Path(folder)).values())
                 step_s = best_step_s(runner)
-                size = step_bytes(runner, given.model)
+                size = step_bytes(runner, given.model, name)
                 row = {
                     "step_ms": step_s * 1e3,
                     "step_mb": size / 1e6,
@@ -161,13 +165,14 @@ def best_step_s(runner: "Runner") -> float:
     return min(times)
 
 
-def step_bytes(runner: "Runner", folder: Path) -> int:
+def step_bytes(runner: "Runner", folder: Path, quantization: str) -> int:
     """That a decode of one sequence must read: its keys and values, and all weights but those of an
     embedding that is not the head, too, of which it takes a row."""
     model, info = read_config(folder), runner.info
     table = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
-    of_table = info.parameter_bytes * table // info.num_parameters
-    return info.parameter_bytes - of_table + info.kv_bytes_per_block * CONTEXT // info.block_size
+    if quantization == "auto":
+        table = info.parameter_bytes * table // info.num_parameters
+    return info.parameter_bytes - table + info.kv_bytes_per_block * CONTEXT // info.block_size
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ BUILT = HERE / "built" / "extra" if _EXTRA else HERE / "built"
 _SOURCES = sorted((HERE / "native").glob("*.cc"))
 _ALL = sorted((HERE / "native").iterdir())
 
-_X86_64_V3 = ["-mavx2", "-mfma", "-mprfchw"]
+_X86_64_V3 = ["-mavx2", "-mfma", "-mf16c", "-mprfchw"]
 _AVX512 = [*_X86_64_V3, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 FLAGS = {
     "avx2": _X86_64_V3,

@@ -10,9 +10,18 @@ from numpy.typing import NDArray
 from kernels.cpu.build import FLAGS, path_of
 
 _NEEDS = {
-    "avx2": {"avx2", "fma"},
-    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma"},
-    "avx512_bf16": {"avx512_bf16", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma"},
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"},
+    "avx512_bf16": {
+        "avx512_bf16",
+        "avx512f",
+        "avx512bw",
+        "avx512vl",
+        "avx512dq",
+        "avx2",
+        "fma",
+        "f16c",
+    },
 }
 """Of the processor's flags, as Linux names them."""
 
@@ -48,9 +57,11 @@ class Library:
         self._pack = _function(
             library.penstock_pack, [pointer, pointer, number, number, ctypes.c_int], None
         )
-        self._pack_bytes = _function(
-            library.penstock_pack_bytes, [pointer, pointer, pointer, number, number], None
-        )
+        scaled = [pointer, pointer, pointer, number, number]
+        self._pack_scaled = {
+            np.dtype(np.int8): _function(library.penstock_pack_bytes, scaled, None),
+            np.dtype(np.uint8): _function(library.penstock_pack_nibbles, scaled, None),
+        }
 
     @property
     def name(self) -> str:
@@ -66,16 +77,17 @@ class Library:
         self,
         rows: NDArray[np.generic],
         panels: NDArray[np.generic],
-        scales: NDArray[np.float32] | None = None,
+        scales: NDArray[np.floating] | None = None,
     ) -> None:
         """A matrix by rows, [n, k] of 1-, 2- or 4-byte elements, into panels (native/tile.h) of the
-        same (matrix.py's `elements_of`). `scales`: [n], of rows of int8."""
+        same (matrix.py's `elements_of`). `scales`: of rows of int8 or int4, as matrix.py's
+        `quantized` and `grouped` give both."""
         n, k = rows.shape
         if scales is None:
             self._pack(rows.ctypes.data, panels.ctypes.data, n, k, rows.itemsize)
         else:
             addresses = rows.ctypes.data, scales.ctypes.data, panels.ctypes.data
-            self._pack_bytes(*addresses, n, k)
+            self._pack_scaled[rows.dtype](*addresses, n, k)
 
 
 def _function(function, arguments, result):  # type: ignore[no-untyped-def]

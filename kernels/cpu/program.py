@@ -318,7 +318,7 @@ class Program:
         if "matrix" in op:
             matrix: Matrix = op["matrix"]
             bias = None if matrix.bias is None else self._pointer(matrix.bias)
-            weights = c.INT8 if matrix.panels.dtype == np.int8 else c.AS_ROWS
+            weights = _WEIGHTS.get(matrix.panels.dtype, c.AS_ROWS)
             panels = self._pointer(matrix.panels)
             found.matrix = c.Matrix(panels, bias, matrix.n, matrix.k, weights)
         return found
@@ -367,6 +367,7 @@ _FORMATS: dict[Format, int] = {
     "bfloat16_weights": c.BF16_WEIGHTS,
     "bfloat16": c.BF16_CACHE,
 }
+_WEIGHTS = {np.dtype(np.int8): c.INT8, np.dtype(np.uint8): c.INT4}
 
 
 def _within(places: Ints, end: int) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from kernels.cpu import build
 from kernels.cpu.library import Library, Unavailable, supported
-from kernels.cpu.matrix import Matrix, quantized
+from kernels.cpu.matrix import Matrix, rounded
 from kernels.cpu.program import Format, Geometry, Limits, Program
 from kernels.cpu.recorder import Recorder, Rows
 from kernels.heads import Scores
@@ -27,7 +28,12 @@ NUM_BLOCKS = 48
 TOLERANCE = {"float32": 2e-5, "bfloat16_weights": 2e-5, "bfloat16": 0.05}
 
 each_library = pytest.mark.parametrize("instruction_set", supported())
-each_weights = pytest.mark.parametrize("int8", [False, True], ids=["wide", "int8"])
+WEIGHTS: dict[str, dict[str, Any]] = {
+    "wide": {},
+    "int8": {"to": "int8"},
+    "int4": {"to": "int4", "hidden": 128, "inner": 192},
+}
+each_weights = pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
 each_format = pytest.mark.parametrize("number_format", ["float32", "bfloat16_weights", "bfloat16"])
 
 
@@ -43,8 +49,8 @@ class Model:
     block_tokens: int = 16
     cap: float = 0.0
     window: int = 0
-    int8: bool = False
-    """Its matrices are of values that such stand for."""
+    to: str = ""
+    """Its matrices are of values that int8 or int4 stand for."""
 
     @property
     def scores(self) -> Scores:
@@ -69,8 +75,9 @@ class Model:
                 f"gate_up.{layer}": draw(2 * self.inner, self.hidden),
                 f"down.{layer}": draw(self.hidden, self.inner),
             }
-        if self.int8:
-            found |= {name: rounded(w) for name, w in found.items() if w.dim() == 2}
+        if self.to:
+            matrices = {name: w.numpy() for name, w in found.items() if w.dim() == 2}
+            found |= {n: torch.from_numpy(rounded(w, self.to)) for n, w in matrices.items()}
         return found
 
     def angles(self) -> Tensor:
@@ -111,11 +118,6 @@ class Model:
         return F.linear(F.rms_norm(x, (self.hidden,), None, EPSILON), w["head"])
 
 
-def rounded(weights: Tensor) -> Tensor:
-    found, scales = quantized(weights.numpy())
-    return torch.from_numpy(found * scales[:, None])
-
-
 @contextmanager
 def compiled(
     model: Model,
@@ -128,13 +130,13 @@ def compiled(
     library, weights = Library(instruction_set), model.weights()
 
     def of_format(tensor: Tensor) -> np.ndarray:
-        if number_format == "float32" or model.int8:
+        if number_format == "float32" or model.to:
             return tensor.numpy()
         return tensor.bfloat16().view(torch.uint16).numpy()
 
     def matrix(name: str, bias: Tensor | None = None) -> Matrix:
         of_bias = None if bias is None else bias.numpy()
-        return packed(library, of_format(weights[name]), of_bias, model.int8)
+        return packed(library, of_format(weights[name]), of_bias, model.to)
 
     recorder = Recorder()
     x = recorder.embed(matrix("embed"))
@@ -220,9 +222,9 @@ def sequences(model: Model, *lengths: int) -> list[Sequence]:
 @each_format
 @each_library
 def test_prompts_in_pieces_beside_decodes(
-    instruction_set: str, number_format: Format, int8: bool
+    instruction_set: str, number_format: Format, weights: dict[str, Any]
 ) -> None:
-    model = Model(int8=int8)
+    model = Model(**weights)
     a, b, c = sequences(model, 45, 120, 17)
     tolerance = TOLERANCE[number_format]
     want = [model.logits(s.token_ids) for s in (a, b, c)]
@@ -272,10 +274,10 @@ def test_shapes(instruction_set: str, model: Model, threads: int) -> None:
 @each_format
 @each_library
 def test_what_a_row_gives_is_its_own(
-    instruction_set: str, number_format: Format, int8: bool, window: int
+    instruction_set: str, number_format: Format, weights: dict[str, Any], window: int
 ) -> None:
     """Bit for bit the same, alone or in any company, in one piece or in many, on any threads."""
-    model = replace(Model(), vocab=64, window=window, int8=int8)
+    model = replace(Model(), vocab=64, window=window, **weights)
 
     def last_of(program: Program, pieces: list[int], company: list[int]) -> Tensor:
         subject, *others = sequences(model, 61, *company)

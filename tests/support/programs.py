@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.cpu.library import Library
-from kernels.cpu.matrix import Matrix, elements_of, quantized
+from kernels.cpu.matrix import Matrix, elements_of, grouped, quantized
 from kernels.cpu.memory import zeros
 from kernels.cpu.program import Launched, Program
 
@@ -17,13 +17,14 @@ def packed(
     library: Library,
     weights: NDArray[np.generic],
     bias: NDArray[np.float32] | None = None,
-    int8: bool = False,
+    to: str = "",
 ) -> Matrix:
-    """`weights`: [n, k], k even; a multiple of four where they are rounded to `int8`."""
+    """`weights`: [n, k], k even; what they are rounded `to` is int8, k a multiple of four, or int4,
+    k a multiple of 64."""
     n, k = weights.shape
-    scales = None
-    if int8:
-        weights, scales = quantized(weights.astype(np.float32))
+    scales: NDArray[np.floating] | None = None
+    if to:
+        weights, scales = (quantized if to == "int8" else grouped)(weights.astype(np.float32))
     panels = zeros(elements_of(n, k, weights.dtype), weights.dtype)
     library.pack(np.ascontiguousarray(weights), panels, scales)
     return Matrix(panels, n, k, bias)

@@ -10,7 +10,7 @@ struct Matrix {
   int weights;
 };
 
-enum Weights { AS_ROWS = 0, INT8 = 1 };  // of a matrix: in the program's format, or in their own
+enum Weights { AS_ROWS = 0, INT8 = 1, INT4 = 2 };  // of a matrix: in the program's format, or in their own
 
 enum Epilogue { PUT = 0, ADD = 1 };
 
@@ -34,15 +34,14 @@ struct Columns {
     const typename P::Row* from = x + row * x_stride;
     float* to = y + row * y_stride;
     Lanes sums[ROWS][PANELS];
-    clear(sums);
     for (int r = 0; r < ROWS; r++)
       for (int p = 0; p < PANELS; p++) prefetch_to_write(to + r * y_stride + p * PANEL);
     if (!ahead)
-      accumulate<P, 0>(sums, from, x_stride, panels, k, ahead);
+      multiply<P, 0>(sums, from, x_stride, panels, k, ahead);
     else if (whole)
-      accumulate<P, PANELS>(sums, from, x_stride, panels, k, ahead);
+      multiply<P, PANELS>(sums, from, x_stride, panels, k, ahead);
     else
-      accumulate<P, (PANELS + 1) / 2>(sums, from, x_stride, panels, k, ahead);
+      multiply<P, (PANELS + 1) / 2>(sums, from, x_stride, panels, k, ahead);
     if (!(*claim)()) return;
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4

@@ -129,6 +129,7 @@ struct Kernels {
     switch (op->matrix.weights) {
       case AS_ROWS: return products<L>(seat, run, op, rows);
       case INT8: return products<BytePanels<Row>>(seat, run, op, rows);
+      case INT4: return products<NibblePanels<Row>>(seat, run, op, rows);
     }
   }
 
@@ -144,6 +145,7 @@ struct Kernels {
     switch (op->matrix.weights) {
       case AS_ROWS: return embed<L>(&op->matrix, id, op->factor, to);
       case INT8: return embed<BytePanels<Row>>(&op->matrix, id, op->factor, to);
+      case INT4: return embed<NibblePanels<Row>>(&op->matrix, id, op->factor, to);
     }
   }
 
@@ -300,6 +302,20 @@ EXPORT void penstock_pack_bytes(const int8_t* from, const float* scales, int8_t*
       for (long i = 0; i < k; i++) to[Bytes::at(i, column)] = row < n ? from[row * k + i] : 0;
       ((float*)(to + k * PANEL))[column] = row < n ? scales[row] : 0;
     }
+}
+
+// Likewise int4, a byte each, of 0 to 15, with scales [n, k / 32], halves; k a multiple of 64.
+EXPORT void penstock_pack_nibbles(const uint8_t* from, const uint16_t* scales, uint8_t* to, long n, long k) {
+  long groups = k / Nibbles::GROUP;
+  for (long first = 0; first < n; first += PANEL, to += Nibbles::size(k)) {
+    __builtin_memset(to, 0, Nibbles::size(k));
+    for (int column = 0; column < PANEL && first + column < n; column++) {
+      long row = first + column;
+      for (long i = 0; i < k; i++) to[Nibbles::at(i, column)] |= from[row * k + i] << Nibbles::shift(i);
+      for (long g = 0; g < groups; g++)
+        ((uint16_t*)(to + Nibbles::scales_at(g * Nibbles::GROUP)))[column] = scales[row * groups + g];
+    }
+  }
 }
 
 }  // extern "C"

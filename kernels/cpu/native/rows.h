@@ -7,18 +7,13 @@ static inline void put_row(bf16* to, int at, Lanes x) { store_bf16(to + at, x); 
 static inline void put_one(float* to, float x) { *to = x; }
 static inline void put_one(bf16* to, float x) { *to = to_bf16(x); }
 
-static inline float one(const float* p) { return *p; }
-static inline float one(const bf16* p) { return from_bf16(*p); }
-static inline float one(const int8_t* p) { return *p; }
-
 // Row `id` of a matrix in panels: its column of each step. Slower than a row that lies together, and nothing beside
 // the linears; a table that is the model's last matrix, too, lies once.
 template <class P>
 static void embed(const Matrix* table, int id, float factor, float* x) {
   int k = table->k, column = id % PANEL;
   const typename P::Weight* panel = (const typename P::Weight*)table->panels + id / PANEL * P::size(k);
-  float scale = P::scale(panel, k, column) * factor;
-  for (int i = 0; i < k; i++) x[i] = one(panel + P::at(i, column)) * scale;
+  for (int i = 0; i < k; i++) x[i] = P::value(panel, k, i, column) * factor;
 }
 
 template <class Row>

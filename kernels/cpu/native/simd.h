@@ -26,6 +26,10 @@ static inline float from_bf16(bf16 x) {
   return value;
 }
 
+// What a nibble stands for, as bf16: -8 to 7.
+static const bf16 BF16_OF_NIBBLE[16] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+                                        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
+
 #if defined(__AVX512F__)
 
 enum { MAX_ROWS = 12, TILE_PANELS = 2 };  // of a tile: its sums take 24 of 32 registers
@@ -86,6 +90,23 @@ static inline Lanes from_bytes(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
 }
 
+// Of 32 bytes [16 columns][2], in the order of nibbles (tile.h), what four k's are.
+struct Four {
+  Lanes k[4];
+};
+static inline Four from_nibbles(const uint8_t* p) {
+  __m256i all = _mm256_permute4x64_epi64(_mm256_loadu_si256((const __m256i*)p), 0xd8);
+  __m512i words = _mm512_cvtepu16_epi32(all);  // of an index the four lowest bits count
+  __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+  return {{{_mm512_permutexvar_ps(words, values)},
+           {_mm512_permutexvar_ps(_mm512_srli_epi32(words, 8), values)},
+           {_mm512_permutexvar_ps(_mm512_srli_epi32(words, 4), values)},
+           {_mm512_permutexvar_ps(_mm512_srli_epi32(words, 12), values)}}};
+}
+
+// Sixteen halves as floats.
+static inline Lanes from_halves(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+
 #ifdef __AVX512BF16__
 struct Pairs {  // sixteen pairs of bf16
   __m512bh v;
@@ -95,6 +116,17 @@ static inline Pairs load_pairs(const void* p) { return {(__m512bh)_mm512_loadu_s
 static inline Pairs pairs_of_bytes(const int8_t* p) {
   __m512i first = _mm512_castps_si512(from_bytes(p).v), second = _mm512_castps_si512(from_bytes(p + PANEL).v);
   return {(__m512bh)_mm512_or_si512(_mm512_srli_epi32(first, 16), second)};
+}
+// Of 32 bytes the pairs of their lower nibbles, and of their upper ones.
+struct TwoPairs {
+  Pairs first, second;
+};
+static inline TwoPairs pairs_of_nibbles(const uint8_t* p) {
+  __m256i all = _mm256_permute4x64_epi64(_mm256_loadu_si256((const __m256i*)p), 0xd8);
+  __m512i words = _mm512_cvtepu8_epi16(all);  // of an index the four lowest bits and one that makes no difference
+  __m512i values = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)BF16_OF_NIBBLE));
+  return {{(__m512bh)_mm512_permutexvar_epi16(words, values)},
+          {(__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), values)}};
 }
 // c + a.first * b.first + a.second * b.second; `a` is one pair for all lanes.
 static inline Lanes dot_pairs(const bf16* a, Pairs b, Lanes c) {
@@ -222,6 +254,40 @@ static inline Lanes seconds(const void* p) {
 static inline Lanes from_bytes(const int8_t* p) {
   __m128i all = _mm_loadu_si128((const __m128i*)p);
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(all)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(all, 8)))};
+}
+
+struct Four {
+  Lanes k[4];
+};
+// Of sixteen words a lane the first eight, in both halves, and the last eight: as floats the even k's and the odd ones.
+static inline void widen(__m256i low, __m256i high, Lanes* even, Lanes* odd) {
+  const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
+  *even = {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+  *odd = {_mm256_castsi256_ps(_mm256_and_si256(low, upper)), _mm256_castsi256_ps(_mm256_and_si256(high, upper))};
+}
+static inline Four from_nibbles(const uint8_t* p) {
+  // Of -8 to 7 as bf16 the lower bytes, and the upper ones.
+  const __m256i lower = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+      0x00, (char)0xe0, (char)0xc0, (char)0xa0, (char)0x80, 0x40, 0x00, (char)0x80,
+      0x00, (char)0x80, 0x00, 0x40, (char)0x80, (char)0xa0, (char)0xc0, (char)0xe0));
+  const __m256i upper = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+      (char)0xc1, (char)0xc0, (char)0xc0, (char)0xc0, (char)0xc0, (char)0xc0, (char)0xc0, (char)0xbf,
+      0x00, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40));
+  const __m256i nibbles = _mm256_set1_epi8(15);
+  __m256i all = _mm256_loadu_si256((const __m256i*)p);
+  Four found;
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; i++) {
+    __m256i index = _mm256_and_si256(i ? _mm256_srli_epi16(all, 4) : all, nibbles);
+    __m256i a = _mm256_shuffle_epi8(lower, index), b = _mm256_shuffle_epi8(upper, index);
+    widen(_mm256_unpacklo_epi8(a, b), _mm256_unpackhi_epi8(a, b), &found.k[2 * i], &found.k[2 * i + 1]);
+  }
+  return found;
+}
+
+static inline Lanes from_halves(const uint16_t* p) {
+  __m256i all = _mm256_loadu_si256((const __m256i*)p);
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(all)), _mm256_cvtph_ps(_mm256_extracti128_si256(all, 1))};
 }
 
 static inline Lanes part(const float* p, int count, float rest) {

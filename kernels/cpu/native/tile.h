@@ -6,18 +6,26 @@
 //
 //     bf16   [k / 2][16 columns][2]        float   [k][16 columns]
 //     int8   [k][16 columns], behind them the columns' scales, floats [16]
+//     int4   for each 64 k's the scales of 32 and of 32 more, halves [2][16 columns], then two to a byte
+//            [16][16 columns][2]: in the lower nibble k and k + 1 of four, in the upper one k + 2 and k + 3; of
+//            columns four and four, in the order 0, 2, 1, 3, which is what AVX2 takes apart
 //
-// What a panel is of says a struct: `Row`s that meet it, its `Weight`s, the k's of a STEP, the steps of a LINE, where k
-// of a column lies, how many weights it takes with its scales, what becomes of sums with them.
+// What a panel is of says a struct: `Row`s that meet it, its `Weight`s, the k's of a STEP, the steps of a LINE, where
+// k's and their values are, how many weights it takes with its scales, and the k's of a GROUP, whose sum is scaled apart,
+// or what becomes of the whole sum.
 //
 // Each output element is summed by one accumulator in the order of k, whatever the number of rows:
 // what a row gives does not depend on the rows beside it.
 #pragma once
 #include "simd.h"
 
-struct Unscaled {
+struct Ungrouped {
+  enum { GROUP = 0 };
+  static inline long offset(long k) { return k * PANEL; }
+};
+
+struct Unscaled : Ungrouped {
   static inline long size(long k) { return k * PANEL; }
-  static inline float scale(const void*, long, int) { return 1; }
   static inline Lanes finish(Lanes sum, const void*, long) { return sum; }
 };
 
@@ -25,14 +33,16 @@ struct FloatPanels : Unscaled {  // float rows, float panels
   typedef float Row;
   typedef float Weight;
   enum { STEP = 1, STEPS = 1 };
-  static inline long at(long k, int column) { return k * PANEL + column; }
+  static inline float value(const Weight* panel, long, long k, int column) { return panel[k * PANEL + column]; }
   static inline Lanes step(const Row* row, const Weight* panel, Lanes sum) { return fma(all(row[0]), load(panel), sum); }
 };
 
 struct InPairs : Unscaled {
   typedef bf16 Weight;
   enum { STEP = 2, STEPS = 1 };
-  static inline long at(long k, int column) { return (k / 2 * PANEL + column) * 2 + k % 2; }
+  static inline float value(const Weight* panel, long, long k, int column) {
+    return from_bf16(panel[(k / 2 * PANEL + column) * 2 + k % 2]);
+  }
 };
 
 struct WidePanels : InPairs {  // float rows, bf16 panels, float arithmetic
@@ -51,12 +61,14 @@ struct DotPanels : InPairs {  // bf16 rows and panels, their products summed in 
 };
 #endif
 
-struct Bytes {  // int8 panels; k's are a multiple of four, so that panels begin with lines
+struct Bytes : Ungrouped {  // int8 panels; k's are a multiple of four, so that panels begin with lines
   typedef int8_t Weight;
   static inline long at(long k, int column) { return k * PANEL + column; }
   static inline long size(long k) { return k * PANEL + PANEL * (long)sizeof(float); }
   static inline const float* scales(const Weight* panel, long k) { return (const float*)(panel + k * PANEL); }
-  static inline float scale(const Weight* panel, long k, int column) { return scales(panel, k)[column]; }
+  static inline float value(const Weight* panel, long size, long k, int column) {
+    return panel[at(k, column)] * scales(panel, size)[column];
+  }
   static inline Lanes finish(Lanes sum, const Weight* panel, long k) { return mul(sum, load(scales(panel, k))); }
 };
 
@@ -79,6 +91,50 @@ struct BytePanels<bf16> : Bytes {
   enum { STEP = 2, STEPS = 2 };
   static inline Lanes step(const Row* row, const Weight* panel, Lanes sum) {
     return dot_pairs(row, pairs_of_bytes(panel), sum);
+  }
+};
+#endif
+
+struct Nibbles {  // int4 panels; k's are a multiple of 64, so that scales are whole lines
+  typedef uint8_t Weight;
+  enum { GROUP = 32, BLOCK = 64, STEP = 4, STEPS = 2 };
+  static inline long offset(long k) { return k * PANEL / 2; }
+  static inline long size(long k) { return k / BLOCK * (LINE + offset(BLOCK)); }
+  static inline long scales_at(long k) { return size(k) + k % BLOCK / GROUP * PANEL * 2; }  // of k's group
+  static inline long at(long k, int column) {
+    int quad = column / 4, place = quad % 2 * 2 + quad / 2;
+    return size(k) + LINE + offset(k % BLOCK / 4 * 4) + place * 8 + column % 4 * 2 + k % 2;
+  }
+  static inline int shift(long k) { return k % 4 / 2 * 4; }
+  static inline Lanes scales(const Weight* panel, long k) { return from_halves((const uint16_t*)(panel + scales_at(k))); }
+  static inline float value(const Weight* panel, long, long k, int column) {
+    float of_columns[PANEL];
+    store(of_columns, scales(panel, k));
+    return ((panel[at(k, column)] >> shift(k) & 15) - 8) * of_columns[column];
+  }
+  static inline Lanes finish(Lanes sum, const void*, long) { return sum; }
+};
+
+template <class Row>
+struct NibblePanels;
+
+template <>
+struct NibblePanels<float> : Nibbles {
+  typedef float Row;
+  static inline Lanes step(const Row* row, const Weight* panel, Lanes sum) {
+    Four by = from_nibbles(panel);
+    for (int i = 0; i < 4; i++) sum = fma(all(row[i]), by.k[i], sum);
+    return sum;
+  }
+};
+
+#ifdef __AVX512BF16__
+template <>
+struct NibblePanels<bf16> : Nibbles {
+  typedef bf16 Row;
+  static inline Lanes step(const Row* row, const Weight* panel, Lanes sum) {
+    TwoPairs by = pairs_of_nibbles(panel);
+    return dot_pairs(row + 2, by.second, dot_pairs(row, by.first, sum));
   }
 };
 #endif
@@ -109,9 +165,37 @@ static inline void accumulate(
       for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; p++)
-          sums[r][p] = P::step(threes[r / 3] + r % 3 * stride + k, panels[p] + (long)k * PANEL, sums[r][p]);
+          sums[r][p] = P::step(threes[r / 3] + r % 3 * stride + k, panels[p] + P::offset(k), sums[r][p]);
     }
   }
+}
+
+// sums[r][p] = rows r times panels p, without what is done behind the last k. As `accumulate`.
+template <class P, int AHEAD, int ROWS, int PANELS>
+static inline void multiply(
+    Lanes (&sums)[ROWS][PANELS], const typename P::Row* rows, long stride, const typename P::Weight* const* panels,
+    int k, const char* ahead) {
+  clear(sums);
+  if constexpr (!P::GROUP) return accumulate<P, AHEAD>(sums, rows, stride, panels, k, ahead);
+  else
+#pragma GCC unroll 1
+    for (int first = 0; first < k; first += P::GROUP) {
+      // With the scales of a block comes the line that they are.
+      if (first % P::BLOCK == 0)
+        for (int i = 0; i < AHEAD; i++, ahead += LINE) prefetch_far(ahead);
+      const typename P::Weight* at[PANELS];
+      for (int p = 0; p < PANELS; p++) at[p] = panels[p] + P::at(first, 0);
+      Lanes of_group[ROWS][PANELS];
+      clear(of_group);
+      accumulate<P, AHEAD>(of_group, rows + first, stride, at, P::GROUP, ahead);
+      ahead += AHEAD * P::offset(P::GROUP);
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; p++) {
+        Lanes scales = P::scales(panels[p], first);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; r++) sums[r][p] = fma(of_group[r][p], scales, sums[r][p]);
+      }
+    }
 }
 
 // Calls f.template run<ROWS>() for 1 <= rows <= MAX_ROWS.

@@ -20,10 +20,10 @@ class WorkerSettings(ServiceSettings):
         description="auto: the checkpoint's own where the device computes in it; "
         "float32 on a CPU without bfloat16's dot product",
     )
-    quantization: Literal["auto", "int8"] = Field(
+    quantization: Literal["auto", "int8", "int4"] = Field(
         "auto",
-        description="of the weights; auto: as the checkpoint has them; `int8`: rounded when they "
-        "are loaded, half of bfloat16's bytes, on a CPU",
+        description="of the weights; auto: as the checkpoint has them; else rounded when they are "
+        "loaded, on a CPU: `int8`, half of bfloat16's bytes; `int4`, some 0.3 of them",
     )
     kernels: Literal["auto", "reference", "triton", "avx2", "avx512", "avx512_bf16"] = Field(
         "auto",

@@ -11,7 +11,7 @@ SCORED_ROWS = 32
 """Rows of logits of one step for prompt tokens whose logprobs are wanted, at most."""
 GUESSED_ROWS = 128
 """Likewise, for guesses of tokens."""
-Quantization = Literal["auto", "int8"]
+Quantization = Literal["auto", "int8", "int4"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 KERNELS = ("auto", "reference", "triton", *CPU_KERNELS)
 SPECULATIONS = ("off", "ngram", "draft")
@@ -29,8 +29,9 @@ class EngineConfig:
     """auto: the checkpoint's own where the device computes in it, or float32 for float16, whose
     values it holds all. On a CPU without bfloat16's dot product: float32."""
     quantization: Quantization = "auto"
-    """Of matrices. auto: as the checkpoint has them; int8: rounded when they are loaded, with a
-    scale for each row (decision 0061), on the C++ kernels of a CPU."""
+    """Of matrices. auto: as the checkpoint has them; else rounded when they are loaded (decision
+    0061), on the C++ kernels of a CPU: int8 with a scale for each row, int4 with one for each 32 of
+    a row, and embeddings and heads int8."""
     kernels: str = "auto"
     """On a CPU: an instruction set of kernels/cpu; on an NVIDIA GPU: "triton"; on any: "reference",
     which is PyTorch. auto: the best."""

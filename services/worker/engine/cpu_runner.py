@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.cpu.library import Library, Unavailable
-from kernels.cpu.matrix import BYTES_STEP, PANEL
+from kernels.cpu.matrix import BYTES_STEP, NIBBLES_STEP, PANEL
 from kernels.cpu.program import Geometry, Launched, Limits, Program
 from kernels.cpu.recorder import Recorder
 from services.worker.engine.config import EngineConfig
@@ -33,11 +33,12 @@ log = logging.getLogger(__name__)
 
 def check_fits(config: EngineConfig, model: ModelConfig) -> None:
     """Raises Unavailable if the kernels cannot run the model so."""
-    step = BYTES_STEP if config.quantization == "int8" else 2
+    step = {"int8": BYTES_STEP, "int4": NIBBLES_STEP}.get(config.quantization, 2)
     for name, size, multiple in (
         ("head_dim", model.head_dim, PANEL),
         ("block_size", config.block_size, PANEL),
         ("hidden_size", model.hidden_size, step),
+        ("num_attention_heads * head_dim", model.num_heads * model.head_dim, step),
         ("intermediate_size", model.intermediate_size, step),
     ):
         if size % multiple:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.cpu.library import Library
-from kernels.cpu.matrix import PANEL, Matrix, elements_of, quantized
+from kernels.cpu.matrix import PANEL, Matrix, elements_of, grouped, quantized
 from kernels.cpu.memory import HUGE, LINE, huge_bytes, zeros
 from kernels.cpu.program import Format
 from services.worker.engine import packed_file
@@ -24,6 +24,9 @@ from services.worker.engine.runner import Dtype
 
 log = logging.getLogger(__name__)
 
+_HEADS = {"lm_head", "score"}
+_ROUNDED = {"int8": quantized, "uint8": grouped}
+"""By what panels are of."""
 _PIECE = 4 * HUGE
 """Bytes that a thread packs at a time. Written in whole huge pages, they lie in such in the page
 cache."""
@@ -55,29 +58,33 @@ class _Layout:
 
     def __init__(self, number_format: Format, quantization: str) -> None:
         of_rows = "float32" if number_format == "float32" else "uint16"
-        self._matrices = "int8" if quantization == "int8" else of_rows
+        self._matrices = {"int8": "int8", "int4": "uint8"}.get(quantization, of_rows)
+        self._tables = "int8" if quantization == "int4" else self._matrices
+        """Of embeddings and heads."""
         self.parts: dict[tuple[str, ...], _Part] = {}
         self.end = 0
 
     def table(self, name: str, rows: int, width: int) -> None:
-        self.matrix({name: rows}, width)
+        self._add((f"{name}.weight",), rows, width, self._tables)
 
     def vector(self, name: str, size: int, plus: float = 0.0) -> None:
-        self._add((f"{name}.weight",), size, 1, False, plus)
+        self._add((f"{name}.weight",), size, 1, plus=plus)
 
     def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> None:
         rows = sum(layers.values())
-        self._add(tuple(f"{name}.weight" for name in layers), rows, width, True)
+        dtype = self._tables if _HEADS & layers.keys() else self._matrices
+        self._add(tuple(f"{name}.weight" for name in layers), rows, width, dtype)
         if bias:
-            self._add(tuple(f"{name}.bias" for name in layers), rows, 1, False)
+            self._add(tuple(f"{name}.bias" for name in layers), rows, 1)
 
     def _add(
-        self, names: tuple[str, ...], n: int, k: int, in_panels: bool, plus: float = 0.0
+        self, names: tuple[str, ...], n: int, k: int, panels: str = "", plus: float = 0.0
     ) -> None:
+        """`panels`: of what, if it is a matrix."""
         if names in self.parts:
             return
-        dtype = self._matrices if in_panels else "float32"
-        part = self.parts[names] = _Part(self.end, names, n, k, in_panels, dtype, plus)
+        part = _Part(self.end, names, n, k, bool(panels), panels or "float32", plus)
+        self.parts[names] = part
         self.end = -(-part.end // LINE) * LINE
 
 
@@ -227,8 +234,8 @@ class _Packer:
         begin, end = (first - part.offset) // panel, -(-(last - part.offset) // panel)
         rows = self._rows(part, begin * PANEL, min(part.n, end * PANEL))
         content = np.empty(elements_of(len(rows), part.k, part.dtype), part.dtype)
-        if part.dtype == "int8":
-            found, scales = quantized(rows.view(np.float32))
+        if part.dtype in _ROUNDED:
+            found, scales = _ROUNDED[part.dtype](rows.view(np.float32))
             self._library.pack(found, content, scales)
         else:
             self._library.pack(rows, content)

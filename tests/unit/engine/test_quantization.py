@@ -1,6 +1,7 @@
-"""Weights that are rounded to int8 when they are loaded: what they stand for is what is computed,
-by all kernels and in all ways of going through an engine; where it does not fit it is refused."""
+"""Weights that are rounded when they are loaded: what they stand for is what is computed, by all
+kernels and in all ways of going through an engine; where it does not fit it is refused."""
 
+import functools
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kernels.cpu.library import built
-from kernels.cpu.matrix import quantized
+from kernels.cpu.matrix import rounded
 from services.common.checkpoint import digest
 from services.worker.engine import EngineConfig, Request
+from services.worker.engine.config import QUANTIZATIONS
 from services.worker.engine.engine import Engine
 from tests.unit.engine import checkpoints
 from tests.unit.engine.driving import drive, generate, greedy, make_engine, make_prompts
@@ -24,16 +26,30 @@ from tests.unit.engine.test_engine_parity import watch_logits
 pytestmark = pytest.mark.skipif(not built(), reason="no kernels for this processor")
 
 Checkpoint = Callable[..., Path]
+each_quantization = pytest.mark.parametrize("quantization", QUANTIZATIONS[1:])
 
 
-def rounded(folder: Path, to: Path) -> Path:
-    """A copy with the values that int8 of its matrices stand for."""
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """Of widths that all of them go with."""
+
+    @functools.cache
+    def make(variant: str = "gqa") -> Path:
+        folder = tmp_path_factory.mktemp(variant)
+        return checkpoints.make(folder, variant, intermediate_size=128)
+
+    return make
+
+
+def copy_of_rounded(folder: Path, to: Path, quantization: str) -> Path:
+    """With the values that its weights stand for then."""
     shutil.copytree(folder, to)
     tensors = load_file(to / "model.safetensors")
     for name, tensor in tensors.items():
         if tensor.dim() == 2:
-            found, scales = quantized(tensor.float().numpy())
-            tensors[name] = torch.from_numpy(found * scales[:, None])
+            table = "embed_tokens" in name or "lm_head" in name
+            values = rounded(tensor.float().numpy(), "int8" if table else quantization)
+            tensors[name] = torch.from_numpy(values)
     save_file(tensors, to / "model.safetensors", {"format": "pt"})
     return to
 
@@ -50,29 +66,34 @@ def logits_by(
     return torch.cat(seen)
 
 
+@each_quantization
 @pytest.mark.parametrize("kernels", built())
 @pytest.mark.parametrize("variant", [v for v in checkpoints.VARIANTS if v != "head-dim"])
-def test_what_is_computed_is_of_the_values_that_int8_stand_for(
+def test_what_is_computed_is_of_the_values_that_weights_stand_for(
     checkpoint: Checkpoint,
     variant: str,
     kernels: str,
+    quantization: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every family, tied and not, with biases: beside the same checkpoint of rounded values."""
-    folder = rounded(checkpoint(variant), tmp_path / "rounded")
+    folder = copy_of_rounded(checkpoint(variant), tmp_path / "rounded", quantization)
     for output in ([], [7], [7, 9]):
         mine = logits_by(
-            checkpoint(variant), output, monkeypatch, quantization="int8", kernels=kernels
+            checkpoint(variant), output, monkeypatch, quantization=quantization, kernels=kernels
         )
         theirs = logits_by(folder, output, monkeypatch, kernels=kernels)
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_weights_take_a_quarter_of_float32(checkpoint: Checkpoint) -> None:
-    wide, narrow = (make_engine(checkpoint(), quantization=q).info for q in ("auto", "int8"))
-    assert narrow.num_parameters == wide.num_parameters
-    assert narrow.parameter_bytes < 0.32 * wide.parameter_bytes  # a scale for each row of 64
+def test_weights_take_less(checkpoint: Checkpoint) -> None:
+    """Than float32: int8 a quarter, and a scale for each row of 64; of int4 the tables, too."""
+    wide, *narrow = (make_engine(checkpoint(), quantization=q).info for q in QUANTIZATIONS)
+    assert {one.num_parameters for one in narrow} == {wide.num_parameters}
+    shares = [one.parameter_bytes / wide.parameter_bytes for one in narrow]
+    assert shares[0] < 0.3
+    assert shares[1] < 0.23
 
 
 def test_each_quantization_is_packed_in_a_file_of_its_own(
@@ -81,15 +102,21 @@ def test_each_quantization_is_packed_in_a_file_of_its_own(
     settings = {"packed_dir": str(tmp_path)}
     places = [
         make_engine(checkpoint(), quantization=q, **settings).info.weights
-        for q in ("auto", "int8", "int8")
+        for q in (*QUANTIZATIONS, *QUANTIZATIONS)
     ]
-    assert places[0] != places[1] == places[2]
-    assert len(list(tmp_path.glob("*.packed"))) == 2
+    assert places[:3] == places[3:]
+    assert len(set(places)) == len(list(tmp_path.glob("*.packed"))) == 3
+
+
+@pytest.fixture(scope="module", params=QUANTIZATIONS[1:])
+def quantization(request: pytest.FixtureRequest) -> str:
+    given: str = request.param
+    return given
 
 
 @pytest.fixture(scope="module")
-def alone(checkpoint: Checkpoint) -> dict[str, list[int]]:
-    engine = make_engine(checkpoint(), quantization="int8", prefix_caching=False)
+def alone(checkpoint: Checkpoint, quantization: str) -> dict[str, list[int]]:
+    engine = make_engine(checkpoint(), quantization=quantization, prefix_caching=False)
     return {one.request_id: drive(engine, [one]).tokens[one.request_id] for one in work()}
 
 
@@ -110,27 +137,30 @@ def work() -> list[Request]:
     ids=["together", "preempted", "chunked", "overlapped", "threads"],
 )
 def test_ways_through_the_engine_change_nothing(
-    checkpoint: Checkpoint, alone: dict[str, list[int]], how: dict[str, Any]
+    checkpoint: Checkpoint, quantization: str, alone: dict[str, list[int]], how: dict[str, Any]
 ) -> None:
-    engine = make_engine(checkpoint(), quantization="int8", **how)
+    engine = make_engine(checkpoint(), quantization=quantization, **how)
     assert drive(engine, work()).tokens == alone
     assert drive(engine, work()).tokens == alone  # from the prefix cache
 
 
 def test_guesses_change_nothing(
-    checkpoint: Checkpoint, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint,
+    quantization: str,
+    alone: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain = drive(make_engine(checkpoint(), quantization="int8"), work())
-    engine = guessing_engine(checkpoint(), monkeypatch, alone, quantization="int8")
+    plain = drive(make_engine(checkpoint(), quantization=quantization), work())
+    engine = guessing_engine(checkpoint(), monkeypatch, alone, quantization=quantization)
     found = drive(engine, work())
     assert told(found) == told(plain)
     assert sum(step.accepted_tokens for step in found.steps)
 
 
 def test_a_split_and_going_on_elsewhere_change_nothing(
-    checkpoint: Checkpoint, alone: dict[str, list[int]]
+    checkpoint: Checkpoint, quantization: str, alone: dict[str, list[int]]
 ) -> None:
-    prefill, decode = (make_engine(checkpoint(), quantization="int8") for _ in range(2))
+    prefill, decode = (make_engine(checkpoint(), quantization=quantization) for _ in range(2))
     one = work()[0]
     name, tokens = one.request_id, alone[one.request_id]
     decode.add(replace(one, remote_prefill=True))
@@ -152,23 +182,26 @@ def test_a_split_and_going_on_elsewhere_change_nothing(
 def test_answers_are_near_those_of_the_weights_as_they_are(checkpoint: Checkpoint) -> None:
     """Beside random weights of 64 features, which are rounded worse than any model's."""
     prompts = make_prompts(24)
-    exact, near = (
+    exact, *near = (
         generate(make_engine(checkpoint(), quantization=q), prompts, greedy(1))
-        for q in ("auto", "int8")
+        for q in QUANTIZATIONS
     )
-    assert sum(a == b for a, b in zip(exact, near, strict=True)) >= 20
+    same = [sum(a == b for a, b in zip(exact, one, strict=True)) for one in near]
+    assert same[0] >= 20
+    assert same[1] >= 12
 
 
 def test_rounded_weights_are_another_checkpoint(checkpoint: Checkpoint) -> None:
     """So nobody goes on with them what others began, and no KV goes from one to the other."""
-    assert digest(checkpoint(), "int8") != digest(checkpoint())
-    assert len(digest(checkpoint(), "int8")) == 16
+    found = {digest(checkpoint(), q) for q in ("", "int8", "int4")}
+    assert len(found) == 3
+    assert {len(one) for one in found} == {16}
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"quantization": "int3"}, "quantization must be one of auto, int8, is 'int3'"),
+        ({"quantization": "int3"}, "quantization must be one of auto, int8, int4, is 'int3'"),
         ({"quantization": "int8", "device": "cuda"}, "needs the C.. kernels of a CPU, device is"),
         ({"quantization": "int8", "kernels": "reference"}, "of a CPU, kernels are 'reference'"),
         ({"quantization": "int8", "kernels": "triton"}, "of a CPU, kernels are 'triton'"),
@@ -185,10 +218,13 @@ def test_what_the_kernels_cannot_is_refused_before_weights_are_read(tmp_path: Pa
     """And not computed by PyTorch instead, as it would be without."""
     narrow = checkpoints.make(tmp_path / "narrow", "gqa", intermediate_size=98)
     heads = checkpoints.make(tmp_path / "heads", "head-dim")
-    for folder, words in (
-        (narrow, "intermediate_size 98 is no multiple of 4"),
-        (heads, "head_dim"),
+    odd = checkpoints.make(tmp_path / "odd", "gqa", num_attention_heads=2, head_dim=48)
+    for folder, quantization, words in (
+        (narrow, "int8", "intermediate_size 98 is no multiple of 4"),
+        (narrow, "int4", "intermediate_size 98 is no multiple of 64"),
+        (odd, "int4", "num_attention_heads . head_dim 96 is no multiple of 64"),
+        (heads, "int8", "head_dim"),
     ):
-        (folder / "model.safetensors").unlink()
-        with pytest.raises(ValueError, match=f"quantization 'int8': {words}"):
-            Engine(EngineConfig(model=str(folder), quantization="int8"))
+        (folder / "model.safetensors").unlink(missing_ok=True)
+        with pytest.raises(ValueError, match=f"quantization '{quantization}': {words}"):
+            Engine(EngineConfig(model=str(folder), quantization=quantization))

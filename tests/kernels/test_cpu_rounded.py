@@ -1,0 +1,98 @@
+"""Matrices of int8 and int4: how rows are rounded, and that panels hold what they were given. That
+products are of these values is in test_cpu_program.py."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import DTypeLike
+
+from kernels.cpu.library import Library, supported
+from kernels.cpu.matrix import GROUP, PANEL, elements_of, grouped, quantized, rounded
+from tests.support.programs import packed
+
+numbers = st.floats(-1e4, 1e4, width=32, allow_subnormal=False)
+
+
+def rows_of(widths: st.SearchStrategy[int]) -> st.SearchStrategy[np.ndarray]:
+    return st.tuples(st.integers(1, 5), widths).flatmap(
+        lambda shape: arrays(np.float32, shape, elements=numbers)
+    )
+
+
+@settings(deadline=None)
+@given(rows_of(st.integers(1, 9)))
+def test_each_value_is_met_within_half_a_step(values: np.ndarray) -> None:
+    found, scales = quantized(values)
+    assert found.dtype == np.int8
+    assert np.abs(found.astype(int)).max() <= 127
+    step = scales[:, None] * (1 + 1e-5) + 1e-37
+    assert (np.abs(rounded(values, "int8") - values) <= step / 2).all()
+    for row, of_row in zip(values, found, strict=True):
+        most = np.abs(row).argmax()
+        assert abs(of_row[most]) == (127 if abs(row[most]) > 1e-35 else abs(of_row[most]))
+
+
+@settings(deadline=None)
+@given(rows_of(st.sampled_from([GROUP, 2 * GROUP])))
+def test_of_a_group_each_value_is_met_within_half_a_step(values: np.ndarray) -> None:
+    """But for what is as far from 0 as the furthest, on the other side: that is a step away."""
+    found, scales = grouped(values)
+    assert found.dtype == np.uint8
+    assert found.max() <= 15
+    assert scales.dtype == np.float16
+    groups = values.reshape(len(values), -1, GROUP)
+    step = np.abs(scales[:, :, None].astype(np.float32))
+    apart = np.abs(rounded(values, "int4").reshape(groups.shape) - groups)
+    room = 1e-3 * np.abs(groups).max(axis=2, keepdims=True) + 2**-20
+    clipped = groups / np.where(scales != 0, scales, 1)[:, :, None].astype(np.float32) > 7.5
+    assert (apart <= np.where(clipped, step, step / 2) + room).all()
+
+
+@pytest.mark.parametrize("to", ["int8", "int4"])
+def test_rounding_what_was_rounded_changes_nothing(to: str) -> None:
+    values = np.random.default_rng(1).normal(size=(40, 64)).astype(np.float32)
+    by = quantized if to == "int8" else grouped
+    np.testing.assert_array_equal(by(values)[0], by(rounded(values, to))[0])
+
+
+def test_the_furthest_of_a_group_is_met_exactly() -> None:
+    """Within what a half holds; on either side of 0."""
+    values = np.ones((2, GROUP), np.float32)
+    values[0, 5], values[1, 7] = -40, 40
+    found, scales = grouped(values)
+    assert (found[0, 5], found[1, 7]) == (0, 0)
+    assert scales[:, 0].tolist() == [5, -5]
+
+
+def test_what_halves_do_not_hold_stays_finite() -> None:
+    assert np.isfinite(rounded(np.full((1, GROUP), 3e6, np.float32), "int4")).all()
+
+
+@pytest.mark.parametrize("to", ["int8", "int4"])
+def test_zeros_stay_zeros(to: str) -> None:
+    assert not rounded(np.zeros((2, 64), np.float32), to).any()
+
+
+@pytest.mark.parametrize("instruction_set", supported())
+@pytest.mark.parametrize("n", [16, 17, 47])
+@pytest.mark.parametrize(("to", "bytes_"), [("int8", 192 + 4), ("int4", 96 + 192 // GROUP * 2)])
+def test_rows_come_out_of_panels_as_they_went_in(
+    instruction_set: str, n: int, to: str, bytes_: int
+) -> None:
+    values = np.random.default_rng(n).normal(size=(n, 192)).astype(np.float32)
+    matrix = packed(Library(instruction_set), values, to=to)
+    np.testing.assert_array_equal(matrix.rows(range(n)), rounded(values, to))
+    whole = -(-n // PANEL) * PANEL
+    assert matrix.panels.nbytes == whole * bytes_
+    assert not matrix.rows(range(n, whole)).any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "elements"),
+    [(np.uint16, 48 * 64), (np.int8, 48 * (64 + 4)), (np.uint8, 48 * (32 + 4))],
+)
+def test_what_a_row_takes(dtype: DTypeLike, elements: int) -> None:
+    """An int8 a byte and its row four more, an int4 half a byte and 32 of them two more."""
+    assert elements_of(33, 64, dtype) == elements
