@@ -3,9 +3,10 @@
 import ctypes
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from kernels.cpu.build import FLAGS, path_of
 
@@ -58,7 +59,7 @@ class Library:
             library.penstock_pack, [pointer, pointer, number, number, ctypes.c_int], None
         )
         scaled = [pointer, pointer, pointer, number, number]
-        self._pack_scaled = {
+        self._pack_scaled: dict[DTypeLike, Any] = {
             np.dtype(np.int8): _function(library.penstock_pack_bytes, scaled, None),
             np.dtype(np.uint8): _function(library.penstock_pack_nibbles, scaled, None),
         }

@@ -48,14 +48,14 @@ class Matrix:
         return found.astype(np.float32, copy=False)
 
     def _rows_of_nibbles(self, places: NDArray[np.intp]) -> NDArray[np.float32]:
-        of_panel = self.panels.reshape(-1, elements_of(PANEL, self.k, np.uint8))
-        each, columns = np.arange(len(places)), places % PANEL
-        blocks = of_panel[places // PANEL].reshape(len(places), self.k // NIBBLES_STEP, -1)
+        of_panel = self.panels.view(np.uint8).reshape(-1, elements_of(PANEL, self.k, np.uint8))
+        each, columns, count = np.arange(len(places)), places % PANEL, self.k // NIBBLES_STEP
+        blocks = of_panel[places // PANEL].reshape(len(places), count, of_panel.shape[1] // count)
         halves = np.ascontiguousarray(blocks[:, :, :_SCALES]).view(np.float16)
-        scales = halves.reshape(len(places), -1, PANEL)[each, :, columns].astype(np.float32)
-        quads = blocks[:, :, _SCALES:].reshape(len(places), -1, 4, 4, 2)
+        scales = halves.reshape(len(places), 2 * count, PANEL)[each, :, columns].astype(np.float32)
+        quads = blocks[:, :, _SCALES:].reshape(len(places), self.k // 4, 4, 4, 2)
         pairs = quads[each, :, np.asarray(_QUADS)[columns // 4], columns % 4]
-        nibbles = np.stack([pairs & 15, pairs >> 4], axis=2).reshape(len(places), -1, GROUP)
+        nibbles = np.stack([pairs & 15, pairs >> 4], axis=2).reshape(len(places), 2 * count, GROUP)
         values = (nibbles.astype(np.float32) - 8) * scales[:, :, None]
         return values.reshape(len(places), self.k)
 

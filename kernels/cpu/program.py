@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from kernels.cpu import structures as c
 from kernels.cpu.driver import Driver
@@ -367,7 +367,7 @@ _FORMATS: dict[Format, int] = {
     "bfloat16_weights": c.BF16_WEIGHTS,
     "bfloat16": c.BF16_CACHE,
 }
-_WEIGHTS = {np.dtype(np.int8): c.INT8, np.dtype(np.uint8): c.INT4}
+_WEIGHTS: dict[DTypeLike, int] = {np.dtype(np.int8): c.INT8, np.dtype(np.uint8): c.INT4}
 
 
 def _within(places: Ints, end: int) -> bool:

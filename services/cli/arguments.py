@@ -170,8 +170,9 @@ def _stack(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantization",
         choices=("auto", "int8", "int4"),
-        help="of the weights of all models that do not say so themselves; int8: rounded when they "
-        "are loaded (default PENSTOCK_WORKER__QUANTIZATION, else auto: as the checkpoint has them)",
+        help="of the weights of all models that do not say so themselves; int8, int4: rounded when "
+        "they are loaded; auto: as the checkpoint has them (default PENSTOCK_WORKER__QUANTIZATION, "
+        "else auto)",
     )
     _pools(parser)
 

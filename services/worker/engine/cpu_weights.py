@@ -25,7 +25,8 @@ from services.worker.engine.runner import Dtype
 log = logging.getLogger(__name__)
 
 _HEADS = {"lm_head", "score"}
-_ROUNDED = {"int8": quantized, "uint8": grouped}
+_Rounded = Callable[[Floats], tuple[NDArray[np.generic], NDArray[np.floating]]]
+_ROUNDED: dict[str, _Rounded] = {"int8": quantized, "uint8": grouped}
 """By what panels are of."""
 _PIECE = 4 * HUGE
 """Bytes that a thread packs at a time. Written in whole huge pages, they lie in such in the page
@@ -235,8 +236,8 @@ class _Packer:
         rows = self._rows(part, begin * PANEL, min(part.n, end * PANEL))
         content = np.empty(elements_of(len(rows), part.k, part.dtype), part.dtype)
         if part.dtype in _ROUNDED:
-            found, scales = _ROUNDED[part.dtype](rows.view(np.float32))
-            self._library.pack(found, content, scales)
+            rounded, scales = _ROUNDED[part.dtype](rows.view(np.float32))
+            self._library.pack(rounded, content, scales)
         else:
             self._library.pack(rows, content)
         return part.offset + begin * panel, content.view(np.uint8)
