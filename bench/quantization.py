@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def quality(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """For each format a row of each task, then one of all."""
+    """Of each task a row for each format, then for each one of all."""
     import torch
 
     from models.recipe import evaluate
@@ -68,33 +68,37 @@ def quality(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from models.recipe.template import render
 
     exact, tokenizer = load(given.model)
-    for name in QUANTIZATIONS:
-        near, _ = load(given.model)
-        if name != "auto":
-            round_matrices(near, name)
-        rows: list[dict[str, Any]] = []
-        for skill in given.skills or evaluate.SKILLS:
-            score = evaluate.measure(near, tokenizer, skill, given.count)
-            same, apart = [], []
-            for case in evaluate.cases(skill, given.count) if name != "auto" else ():
-                ids = tokenizer.encode(render(case), add_special_tokens=False).ids
-                start = evaluate.answer_start(ids)
-                with torch.no_grad():
-                    wanted, found = (
-                        m.logits(m.hidden(torch.tensor([ids[:-1]]))[0, start - 1 :])
-                        for m in (exact, near)
-                    )
-                same += (wanted.argmax(-1) == found.argmax(-1)).tolist()
-                apart += kl(wanted, found).tolist()
-            row = {"format": name, "task": skill, "right": score}
-            if same:
-                row |= {"tokens_agree": 100 * mean(same), "kl": mean(apart)}
-            rows.append(row)
-            yield row
-        of_all = {
-            key: mean(row[key] for row in rows) for key in rows[0].keys() - {"format", "task"}
-        }
-        yield {"format": name, "task": "all", **of_all}
+    models = {QUANTIZATIONS[0]: exact}
+    for name in QUANTIZATIONS[1:]:
+        models[name], _ = load(given.model)
+        round_matrices(models[name], name)
+    rows: dict[Quantization, list[dict[str, Any]]] = {name: [] for name in models}
+    for skill in given.skills or evaluate.SKILLS:
+        right: dict[str, list[bool]] = {name: [] for name in models}
+        same: dict[str, list[bool]] = {name: [] for name in models}
+        apart: dict[str, list[float]] = {name: [] for name in models}
+        for case in evaluate.cases(skill, given.count):
+            ids = tokenizer.encode(render(case), add_special_tokens=False).ids
+            start = evaluate.answer_start(ids)
+            answer, read = torch.tensor(ids[start:]), torch.tensor([ids[:-1]])
+            with torch.no_grad():
+                wanted = exact.logits(exact.hidden(read)[0, start - 1 :])
+                for name, model in models.items():
+                    found = model.logits(model.hidden(read)[0, start - 1 :])
+                    said = found.argmax(-1)
+                    right[name].append(torch.equal(said, answer))
+                    same[name] += (said == wanted.argmax(-1)).tolist()
+                    apart[name] += kl(wanted, found).tolist()
+        for name in models:
+            row = {
+                "right": 100 * mean(right[name]),
+                "tokens_agree": 100 * mean(same[name]),
+                "kl": mean(apart[name]),
+            }
+            rows[name].append(row)
+            yield {"format": name, "task": skill, **row}
+    for name, told in rows.items():
+        yield {"format": name, "task": "all", **{k: mean(row[k] for row in told) for k in told[0]}}
 
 
 def round_matrices(model: "Llama", quantization: str) -> None:

@@ -188,7 +188,7 @@ def test_answers_are_near_those_of_the_weights_as_they_are(checkpoint: Checkpoin
     )
     same = [sum(a == b for a, b in zip(exact, one, strict=True)) for one in near]
     assert same[0] >= 20
-    assert same[1] >= 12
+    assert same[1] >= 5  # by chance hardly one
 
 
 def test_rounded_weights_are_another_checkpoint(checkpoint: Checkpoint) -> None:
