@@ -14,7 +14,7 @@
 --                             reindex:embedder, :token, :state, :why, :until (s): of the last time that
 --                             its files were to be embedded anew
 --   :store:<id>:embedders hash <embedder> -> how many completed files it embedded ('?': not known);
---                             -<embedder> -> how many it could not, which another one has
+--                             -<embedder> -> how many of these it could not, of other embedders'
 --   :store:<id>:batches hash  batch -> record
 --
 -- ARGV: op, then
@@ -78,18 +78,24 @@ local function add(store, field, n) call('HINCRBY', key(store, 'facts'), field, 
 
 local function set(value) return value and value ~= '' and value ~= cjson.null end
 
+local function add_embedder(store, field, n)
+  local embedders = key(store, 'embedders')
+  if call('HINCRBY', embedders, field, n) == 0 then call('HDEL', embedders, field) end
+end
+
 local function count(store, file, n)
   add(store, file.state, n)
   if file.state ~= 'completed' then return end
   add(store, 'bytes', n * file.bytes)
-  local by = set(file.refused_by) and '-' .. file.refused_by or set(file.embedder) and file.embedder
-  local embedders = key(store, 'embedders')
-  if call('HINCRBY', embedders, by or '?', n) == 0 then call('HDEL', embedders, by or '?') end
+  add_embedder(store, set(file.embedder) and file.embedder or '?', n)
+  if set(file.refused_by) then add_embedder(store, '-' .. file.refused_by, n) end
 end
 
 local function embedded(store)
-  local total = 0
-  for _, files in ipairs(call('HVALS', key(store, 'embedders'))) do total = total + files end
+  local total, told = 0, call('HGETALL', key(store, 'embedders'))
+  for n = 1, #told, 2 do
+    if string.sub(told[n], 1, 1) ~= '-' then total = total + told[n + 1] end
+  end
   return total
 end
 

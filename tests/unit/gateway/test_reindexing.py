@@ -172,6 +172,25 @@ async def test_a_file_that_cannot_be_is_noted_and_the_others_are(rig: StoresRig)
     assert await counts(rig, store) == ("completed", 0, 3, 0)
 
 
+async def test_what_one_model_refused_is_the_former_s_again_when_that_comes_back(
+    rig: StoresRig,
+) -> None:
+    store = await aged(rig)
+    bad, *_ = await by_id(rig, store)
+    rig.retrieval.failures[bad] = invalid("has no text", "file", stage="retrieval")
+    await search(rig, store)
+    await rig.arrived()
+    rig.retrieval.embedder = "e1"  # which has that file, and has lost the others
+    assert await counts(rig, store) == ("pending", 2, 1, 0)
+    rig.retrieval.failures.clear()
+    await search(rig, store)
+    await rig.arrived()
+    assert await counts(rig, store) == ("completed", 0, 3, 0)
+    assert (await rig.stores.searched("acme", [store])).aged == (), "nothing is left to be begun"
+    await rig.stores.detach(CALLER, store, bad)
+    assert await counts(rig, store) == ("completed", 0, 2, 0)
+
+
 async def test_a_file_that_retrieval_is_lost_over_is_tried_three_times(
     rig: StoresRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
