@@ -59,9 +59,6 @@ class EdgePoints:
     def put(self, points: Sequence[Point]) -> None:
         self._ask("put", points)
 
-    def supersede(self, where: Condition) -> None:
-        self._ask("supersede", where)
-
     def change(self, where: Condition, payload: Mapping[str, Any]) -> None:
         self._ask("change", where, payload)
 

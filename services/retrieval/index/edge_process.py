@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _IDLE_S = 2.0  # after which what was written leaves the log, for a quick start
 _LONG_IDLE_S = 20.0  # after which room is given back
 _WRITES = 256  # and after so many in any case
-_CHANGES = ("put", "supersede", "delete", "change")
+_CHANGES = ("put", "delete", "change")
 
 
 def main() -> None:

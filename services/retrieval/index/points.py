@@ -164,9 +164,6 @@ class Points(Protocol):
     def put(self, points: Sequence[Point]) -> None:
         """Those of the same ids are replaced. What has returned outlives the process."""
 
-    def supersede(self, where: Condition) -> None:
-        """Deletes what earlier models embedded, of what it selects."""
-
     def change(self, where: Condition, payload: Mapping[str, Any]) -> None:
         """Sets these fields of all points that it selects, whole, and leaves the others."""
 

@@ -83,12 +83,6 @@ class ServerPoints:
         with self._ready() as client:
             client.upsert(self._name, made, wait=True)
 
-    def supersede(self, where: Condition) -> None:
-        selected = models.FilterSelector(filter=as_filter(where, models))
-        with self._ready() as client:
-            for name in self._earlier:
-                client.delete(name, selected, wait=True)
-
     def change(self, where: Condition, payload: Mapping[str, Any]) -> None:
         with self._ready() as client:
             for name in self._all():

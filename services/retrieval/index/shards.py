@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 _UNREADABLE = ".unreadable"  # a folder's suffix
 _LOCK_S = 3.0  # for an earlier process to end, whose service was killed
 _ALL = Every(())
-_AT_ONCE = 1024
 _QUICKLY = 50_000  # points: a second
 
 
@@ -74,11 +73,6 @@ class Shards:
         if not has_room(self._folder, 0):
             raise OSError(errno.ENOSPC, "the disk is full", str(self._folder))
         self._own.put(points)
-
-    def supersede(self, where: Condition) -> None:
-        for shard in self._earlier.values():
-            while ids := shard.ids(where, _AT_ONCE):
-                shard.delete(ids)
 
     def change(self, where: Condition, payload: Mapping[str, Any]) -> None:
         for shard in self._all():

@@ -242,10 +242,11 @@ class Store:
     async def _adopt(
         self, tenant: str, document: tuple[Condition, ...], digest: str, now: Mapping[str, Any]
     ) -> tuple[frozenset[int], int]:
-        """Gives the draft those chunks of the digest that are stored, under one revision, with what
-        is so of them now; returns their positions, and how many there should be.
+        """Gives the draft those chunks of the digest that are stored, under one revision up to its
+        own, with what is so of them now; returns their positions, and how many there should be. A
+        newer writer's stay his: what is so of them now he knows better.
         """
-        alike = Every((*document, Is("digest", (digest,))))
+        alike = Every((*document, Is("digest", (digest,)), Within("revision", lte=now["revision"])))
         if not await self._count(tenant, alike):
             return frozenset(), 0
         keys = ("revision", "position", "of")
@@ -268,20 +269,21 @@ class Store:
         return frozenset(chunks), max(chunks.values())
 
     async def _show(self, draft: Draft) -> None:
-        """To searches, in place of its earlier revisions and of what earlier models embedded."""
+        """To searches, in place of its earlier revisions, whichever model embedded them."""
         shown = {SCOPE: draft.scope}
         await self._calls.write(
             "change", draft.tenant, lambda points: points.change(draft.own, shown)
         )
         earlier = Within("revision", lte=draft.revision), Not(draft.own)
         await self._delete(draft.tenant, Every((*draft.document, *earlier)))
-        of_all = Every(draft.document)
-        await self._calls.write("supersede", draft.tenant, lambda points: points.supersede(of_all))
 
     async def _overtaken(self, draft: Draft) -> bool:
+        """Also by what another model embedded: replicas of two models serve while one takes the
+        other's place."""
         newer = Is(SCOPE, (draft.scope,)), Within("revision", gt=draft.revision)
         where = Every((*draft.document, *newer))
-        return await self._count(draft.tenant, where) > 0
+        found = await self._calls.read("select", draft.tenant, lambda points: points.ids(where, 1))
+        return bool(found)
 
     async def _some_revision(self, tenant: str, document: Condition) -> int:
         found = await self._calls.read(

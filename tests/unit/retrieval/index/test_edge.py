@@ -164,7 +164,7 @@ def test_one_process_holds_a_folder(
 
 
 @pytest.mark.parametrize("dimension", [DIMENSION, 16])
-def test_what_another_model_embedded_is_found_by_words_until_it_is_superseded(
+def test_what_another_model_embedded_is_found_by_words_until_it_is_deleted(
     folder: Path, dimension: int
 ) -> None:
     first = Here(layout(folder))
@@ -183,7 +183,7 @@ def test_what_another_model_embedded_is_found_by_words_until_it_is_superseded(
     assert second.count(OURS) == 1, "the present model's"
     assert len(second.ids(OURS, 10)) == 4
     assert len(second.ids(OURS, 3)) == 3
-    second.supersede(Every((OURS, Is("n", (2,)))))
+    second.delete([point(2).id])
     assert second.search(asked).earlier == []
     second.delete([point(1).id, f"{9:032x}"])
     assert second.ids(OURS, 10) == [str(UUID(point(3).id))]
@@ -198,7 +198,7 @@ def test_an_earlier_model_s_shard_is_deleted_once_it_is_empty(folder: Path) -> N
     second = Here(layout(folder, "f2"))
     second.open()
     assert layout(folder).folder.exists()
-    second.supersede(OURS)
+    second.delete([point(1).id])
     second.close()
     second.open()
     assert not layout(folder).folder.exists()
@@ -258,7 +258,7 @@ def test_an_earlier_model_s_shard_that_cannot_be_read_stops_itself_alone(folder:
     for _ in range(2):
         second.open()
         second.put([point(2)])
-        second.supersede(OURS)
+        second.delete([point(1).id])
         asked = Question(OURS, OURS, 5, np.ones(DIMENSION, np.float32), Sparse([1], [1.0]))
         found = second.search(asked)
         assert [hit.payload["n"] for hit in found.dense] == [2]

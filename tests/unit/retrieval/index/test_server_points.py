@@ -158,7 +158,7 @@ def test_another_model_s_collection_is_asked_by_words_alone(
     assert [given[0] for _, given, _ in server.calls] == [NAME], "it knows no such vectors"
 
 
-def test_what_is_deleted_is_so_of_all_models_and_superseded_of_earlier_ones(
+def test_what_is_deleted_or_changed_is_so_of_all_models(
     server: Server, points: ServerPoints
 ) -> None:
     server.collections["test-chunks-f2"] = {}
@@ -169,12 +169,11 @@ def test_what_is_deleted_is_so_of_all_models_and_superseded_of_earlier_ones(
     points.delete(["1"])
     points.change(OURS, {"a": 1})
     points.put([Point("1", np.ones(8, np.float32), Sparse([3], [1.5]), {})])
-    points.supersede(OURS)
     asked = [(method, given[0]) for method, given, _ in server.calls[2:]]
     both = [
         (method, name) for method in ("delete", "set_payload") for name in (NAME, "test-chunks-f2")
     ]
-    assert asked == [*both, ("upsert", NAME), ("delete", "test-chunks-f2")]
+    assert asked == [*both, ("upsert", NAME)]
 
 
 def test_what_a_replica_with_another_model_stored_since_is_deleted_too(

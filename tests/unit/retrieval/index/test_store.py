@@ -134,7 +134,7 @@ async def test_a_document_that_is_indexed_anew_leaves_the_earlier_model_and_no_o
         former = await opened(layout(folder))
         before = Store(former, cast(Any, revisions))
         for source in ("one", "two", "three"):
-            draft = await before.draft("t", "c", source, revision=7)
+            draft = await before.draft("t", "c", source, "f1", revision=7)
             await before.put(draft, range(2), *document(f"{source} quay", "and more"), 2)
             await before.publish(draft, 2)
         await former.close()
@@ -147,7 +147,7 @@ async def test_a_document_that_is_indexed_anew_leaves_the_earlier_model_and_no_o
             return near, {hit.payload["text"] for hit in hits.earlier}
 
         assert await found() == (set(), {"one quay", "two quay", "three quay"})
-        draft = await store.draft("t", "c", "one", revision=7)
+        draft = await store.draft("t", "c", "one", "f2", revision=7)
         assert (draft.stored, draft.complete) == (frozenset(), False)
         chunks = [Chunk("Doc", "one quay", 0, 8, 2)]
         await store.put(draft, [0], chunks, np.eye(16, dtype=np.float32)[:1], 1)
@@ -161,6 +161,27 @@ async def test_a_document_that_is_indexed_anew_leaves_the_earlier_model_and_no_o
         assert await found() == ({"one quay"}, {"three quay"})
         assert await store.remove("t", "c") == 3
         assert await found() == (set(), set())
+        await calls.close()
+
+
+async def test_a_writer_that_is_late_leaves_what_another_model_embedded_since(
+    revisions: Told,
+) -> None:
+    """As replicas of two models do, while one takes the other's place."""
+    with memory_folder() as folder:
+        other = await opened(layout(folder))
+        theirs = Store(other, cast(Any, revisions))
+        draft = await theirs.draft("t", "c", "doc", "f1", revision=8)
+        await theirs.put(draft, [0], *document("newer quay"), 1)
+        await theirs.publish(draft, 1)
+        await other.close()
+        calls = await opened(layout(folder, "f2"))
+        store = Store(calls, cast(Any, revisions))
+        late = await store.draft("t", "c", "doc", "f2", revision=7)
+        assert late.complete
+        await store.publish(late, 0)
+        found = await store.search("t", ["c"], axis(0), "quay", 9)
+        assert [hit.payload["text"] for hit in found.earlier] == ["newer quay"]
         await calls.close()
 
 
@@ -461,6 +482,31 @@ async def test_a_document_heals_that_two_writers_at_once_wrote_in_part_twice(sto
     assert sorted(hit.payload["text"] for hit in found.dense) == ["a", "b"]
 
 
+async def test_a_late_draft_takes_no_chunks_of_a_newer_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is published between its two looks at the document, with other attributes."""
+    whole, overtaken = document("a", "b"), store._overtaken
+    color, new = ({"color": AttributeValue(text=text)} for text in ("old", "new"))
+
+    async def published_then(draft: Any) -> bool:
+        was = await overtaken(draft)
+        monkeypatch.undo()
+        newer = await store.draft("t", "c", "doc", "digest", 5, new)
+        await store.put(newer, range(2), *whole, of=2)
+        await store.publish(newer, 2)
+        return was
+
+    monkeypatch.setattr(store, "_overtaken", published_then)
+    late = await store.draft("t", "c", "doc", "digest", 4, color)
+    assert late.stored == set()
+    await store.put(late, range(2), *whole, of=2)
+    await store.publish(late, 2)
+    found = (await store.search("t", ["c"], axis(0), "", 9)).dense
+    assert [hit.payload["revision"] for hit in found] == [5, 5]
+    assert [told(hit.payload) for hit in found] == [new, new]
+
+
 async def test_a_draft_is_overtaken_by_what_is_published_alone(store: Store) -> None:
     await stored(store, "t", "c", "doc", *document("old"), revision=3)
     newer = await store.draft("t", "c", "doc", "newer", 5)
@@ -497,7 +543,7 @@ async def test_searches_that_are_told_again_hear_of_every_write(
     store.discard(draft)
     await store.finish()
     assert await store.remove("t", "c", "doc") == 1
-    assert {operation for operation, _ in written} == {"write", "change", "delete", "supersede"}
+    assert {operation for operation, _ in written} == {"write", "change", "delete"}
     assert all(told for operation, told in written if operation != "write"), (
         "drafts no search finds"
     )
