@@ -12,8 +12,9 @@ FILTERS = "filters"  # Search: only what has these attributes
 RANKING = "ranking"  # Search: how meaning and words are weighed
 READING = "reading"  # Read: what a document says
 LATE = "late"  # Search: how much late interaction counts
+MARKS = "marks"  # SetAttributes: filters by what is equal find them, beside all others
 REINDEXING = "reindexing"  # Index: nothing, where the present model has the document whole
-ALL = frozenset({BLOBS, FILTERS, RANKING, READING, LATE, REINDEXING})
+ALL = frozenset({BLOBS, FILTERS, RANKING, READING, LATE, MARKS, REINDEXING})
 
 
 def told(abilities: Iterable[str] = ALL) -> dict[str, str]:

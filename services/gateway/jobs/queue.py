@@ -15,6 +15,7 @@ KINDS = {
     "batch": "batches: their beginnings and ends",
     "index": "files to be indexed",
     "remove": "files and vector stores to be taken out, where a gateway was lost over it",
+    "cancel": "batches of files to be cancelled, likewise",
     "attributes": "attributes of files to be set where searches look, likewise",
     "reindex": "vector stores whose files another embedding model has indexed, to be so anew",
     "expire": "vector stores that end when nobody has used them for long",

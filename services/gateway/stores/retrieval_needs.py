@@ -7,12 +7,13 @@ from typing import Any
 import grpc
 from grpc import ChannelConnectivity
 
-from protos.retrieval_pb2 import IndexRequest, ReadRequest, SearchRequest
+from protos.retrieval_pb2 import IndexRequest, ReadRequest, SearchRequest, SetAttributesRequest
 from services.common.errors import PenstockError, unavailable
 from services.common.retrieval_abilities import (
     BLOBS,
     FILTERS,
     LATE,
+    MARKS,
     RANKING,
     READING,
     REINDEXING,
@@ -33,6 +34,8 @@ def needs(request: Any) -> frozenset[str]:
         found.update({REINDEXING} if request.reindexing else ())
     if isinstance(request, ReadRequest):
         found.add(READING)
+    if isinstance(request, SetAttributesRequest):
+        found.add(MARKS)
     return frozenset(found)
 
 

@@ -20,13 +20,21 @@ from protos.retrieval_pb2 import (
     ReadRequest,
     RemoveRequest,
     SearchRequest,
+    SetAttributesRequest,
 )
 from services.common.config import GatewaySettings, RetrievalSettings, Settings
 from services.common.discovery import Registration, Replica, new_replica_id
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.policy import Policy, load_rules
 from services.common.redis import connect
-from services.common.retrieval_abilities import BLOBS, FILTERS, RANKING, READING, REINDEXING
+from services.common.retrieval_abilities import (
+    BLOBS,
+    FILTERS,
+    MARKS,
+    RANKING,
+    READING,
+    REINDEXING,
+)
 from services.common.service import Host
 from services.common.telemetry import Telemetry
 from services.gateway.stores import retrieval_client as module
@@ -529,6 +537,7 @@ def test_a_document_in_a_blob_goes_to_who_knows_blobs() -> None:
     assert needs(IndexRequest(blob="ns/acme/file-1", reindexing=True)) == {BLOBS, REINDEXING}
     assert needs(IndexRequest()) == needs(RemoveRequest()) == frozenset()
     assert needs(ReadRequest()) == {READING}
+    assert needs(SetAttributesRequest()) == {MARKS}, "or filters go by those before, for good"
 
 
 async def test_what_a_lost_replica_told_of_a_document_is_told_anew(

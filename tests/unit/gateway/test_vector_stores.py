@@ -11,9 +11,11 @@ import pytest
 
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import RedisAway, connect
+from services.gateway.batches.batches import BATCH_KIND
+from services.gateway.batches.lines import LINE
 from services.gateway.ids import FILE, STORE
 from services.gateway.jobs import jobs as jobs_module
-from services.gateway.jobs.queue import Queue
+from services.gateway.jobs.queue import KINDS, Queue
 from services.gateway.stores import indexing, removals
 from services.gateway.stores.removals import Removal
 from services.gateway.stores.store_files import Unready
@@ -30,6 +32,10 @@ async def rig(redis_url: str, namespace: str) -> AsyncIterator[StoresRig]:
     async with StoresRig(redis, namespace).running() as rig:
         yield rig
     await redis.aclose()
+
+
+def test_each_kind_of_jobs_is_told_to_the_operator(rig: StoresRig) -> None:
+    assert {kind.name for kind in rig.stores.kinds} | {LINE, BATCH_KIND} == KINDS.keys()
 
 
 async def test_a_deleted_store_is_forgotten_by_its_files(rig: StoresRig) -> None:
