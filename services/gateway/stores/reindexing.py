@@ -31,7 +31,7 @@ from services.gateway.metering.meter import Meter
 from services.gateway.stores.on_the_way import OnTheWay, Place
 from services.gateway.stores.retrieval_client import RetrievalClient, Tell
 from services.gateway.stores.searchable import Searchable
-from services.gateway.stores.store_files import AttachedFile, Attachment
+from services.gateway.stores.store_files import AttachedFile, Attachment, Progress
 from services.gateway.stores.store_records import StoreRecords
 
 log = logging.getLogger(__name__)
@@ -47,8 +47,9 @@ _AWAY_S = 5.0  # between two tries while something is away
 _LONGEST_S = 3600.0
 _OTHERS_S = 30.0  # while replicas of retrieval have several models
 _LOOKED_EVERY_S = 1.0  # whether the file is there still
+_TIMEOUT = "timeout"
 # What a file may have done to whoever was at it.
-_LOSSES = frozenset({"index_lost", "document_changed", "timeout"})
+_LOSSES = frozenset({"index_lost", "document_changed", _TIMEOUT})
 _MOST_LOSSES = 2
 _PASSING = frozenset(
     {
@@ -68,9 +69,16 @@ class Round(BaseModel):
     request_id: str
     files: list[Attachment] = []
     losses: int = 0  # of retrieval, while it was at the first
+    done: int = 0  # chunks of the first, when its time was over
 
     def without_first(self) -> "Round":
-        return self.model_copy(update={"files": self.files[1:], "losses": 0})
+        return self.model_copy(update={"files": self.files[1:], "losses": 0, "done": 0})
+
+    def after_loss(self, done: int) -> "Round":
+        """A long file behind others' comes on a bit each time, and is not at fault."""
+        if done > self.done:
+            return self.model_copy(update={"done": done})
+        return self.model_copy(update={"losses": self.losses + 1})
 
 
 class _Gone(Exception):
@@ -203,7 +211,8 @@ class Reindexing:
         if reply.embedder != round.embedder:  # of a replica that is about to go, or just came
             raise await self._later(tenant, round, _OTHERS_S, "the embedding model is changing")
         metrics.reindexed_files.labels("embedded" if reply.tokens else "there").inc()
-        await self._note(tenant, round, attached, note=reply.note)
+        was_there = not (reply.tokens or attached.refused_by)
+        await self._note(tenant, round, attached, note=attached.note if was_there else reply.note)
 
     async def _index(self, tenant: str, round: Round, attached: AttachedFile) -> IndexReply:
         """At the tenant's cost: who attached it may have left."""
@@ -234,8 +243,10 @@ class Reindexing:
         if isinstance(error, Refused):
             raise _Stopped(why)
         if isinstance(error, TimeoutError) or error.reason in _LOSSES:
-            if round.losses < _MOST_LOSSES:
-                again = round.model_copy(update={"losses": round.losses + 1})
+            is_late = isinstance(error, TimeoutError) or error.reason == _TIMEOUT
+            come = attached.progress.done if is_late and attached.progress else 0
+            again = round.after_loss(come)
+            if again.losses <= _MOST_LOSSES:
                 raise await self._later(tenant, again, _AGAIN_S, why)
         elif error.code in _PASSING:
             wait_s = min(max(error.retry_after_s, _AWAY_S), _LONGEST_S)
@@ -246,11 +257,12 @@ class Reindexing:
         await self._note(tenant, round, attached, refused=why)
 
     def _looking(self, tenant: str, attached: AttachedFile) -> Tell:
-        """Whether the file is there still, while it is indexed."""
+        """Whether the file is there still, while it is indexed, and how far it is."""
         looked = time.monotonic()
 
         async def tell(progress: IndexProgress) -> None:
             nonlocal looked
+            attached.progress = Progress(done=progress.done, chunks=progress.chunks)
             if time.monotonic() - looked < _LOOKED_EVERY_S:
                 return
             looked = time.monotonic()

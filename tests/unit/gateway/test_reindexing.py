@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from protos.common_pb2 import Caller
+from protos.retrieval_pb2 import IndexProgress
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import connect
 from services.gateway.jobs import jobs as jobs_module
@@ -133,6 +134,7 @@ async def test_files_of_before_anybody_noted_their_embedder_are_looked_at_once(
     rig: StoresRig,
 ) -> None:
     """As records of an earlier version are: no count of embedders, none in the record."""
+    rig.retrieval.note = "was read as text"
     store = await rig.store(*[await rig.file() for _ in range(2)])
     await rig.arrived()
     for id in await by_id(rig, store):
@@ -144,7 +146,8 @@ async def test_files_of_before_anybody_noted_their_embedder_are_looked_at_once(
     await search(rig, store)
     await rig.arrived()
     assert rig.retrieval.embedded == [], "retrieval has them by the present model"
-    assert {file.embedder for file in (await by_id(rig, store)).values()} == {"e1"}
+    looked_at = [(file.embedder, file.note) for file in (await by_id(rig, store)).values()]
+    assert looked_at == [("e1", "was read as text")] * 2
     begun = rig.retrieval.begun
     await search(rig, store)
     await rig.arrived()
@@ -203,6 +206,30 @@ async def test_a_file_that_retrieval_is_lost_over_is_tried_three_times(
     await rig.arrived()
     assert rig.retrieval.begun == begun + 3 + 1
     assert await counts(rig, store) == ("completed", 0, 1, 1)
+
+
+@pytest.mark.parametrize("comes_on", [True, False])
+async def test_a_file_that_takes_long_is_gone_on_with_while_it_comes_on(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch, comes_on: bool
+) -> None:
+    monkeypatch.setattr(reindexing, "_AGAIN_S", 0.01)
+    store, index, times = await aged(rig, 1), rig.retrieval.index, 0
+
+    async def slow(request: Any, span: Any, tell: Any) -> Any:
+        nonlocal times
+        times += 1
+        if times == 6:
+            return await index(request, span, tell)
+        await tell(IndexProgress(done=64 * times if comes_on else 64, chunks=640))
+        raise unavailable("index took longer than 1800 s", stage="retrieval", reason="timeout")
+
+    monkeypatch.setattr(rig.retrieval, "index", slow)
+    await search(rig, store)
+    await rig.arrived()
+    done, refused = (1, 0) if comes_on else (0, 1)
+    assert await counts(rig, store) == ("completed", 0, done, refused)
+    assert times == (6 if comes_on else 4)
+    assert (await by_id(rig, store)).popitem()[1].progress is None, "it is found all the time"
 
 
 AWAY = unavailable("the store is away", stage="retrieval", reason="store_away")
