@@ -37,14 +37,15 @@ class TextReader:
         """The text's tokens without special ones, with their character offsets."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def query(self, text: str) -> Tokens:
-        """A question. Longer than the window, it keeps its two ends: what is asked stands in a
-        long message's first or last words.
-        """
+    def ends(self, text: str) -> str:
+        """What is looked at of a question: of a very long one its two ends, as what is asked stands
+        in a long message's first or last words."""
         half = self.max_tokens * _CHARS_PER_TOKEN // 2
-        if len(text) > 2 * half:
-            text = f"{text[:half]} {text[-half:]}"
-        return self._fit(self._ids("query", text))
+        return text if len(text) <= 2 * half else f"{text[:half]} {text[-half:]}"
+
+    def query(self, text: str) -> Tokens:
+        """A question. Longer than the window, it keeps its two ends."""
+        return self._fit(self._ids("query", self.ends(text)))
 
     def passage(self, title: str, text: str) -> Tokens:
         """A chunk below its title; a title that does not fit beside the text is left out."""

@@ -7,12 +7,12 @@ out. What is no one's is not checked, nor is what stands in code.
 """
 
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from protos.common_pb2 import Passage
+from services.common.normal_form import normalized
 
 _MARK = re.compile(r"\[(\d{1,3})\]")
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
@@ -128,10 +128,7 @@ def _attributed(prose: str, start: int, quote: str) -> list[int]:
 
 
 def _compared(text: str) -> str:
-    text = unicodedata.normalize(
-        "NFKC", text.translate(_AS_COMPARED).replace("…", "...")
-    ).casefold()
-    return " ".join(text.split())
+    return normalized(text.translate(_AS_COMPARED).replace("…", "..."), "NFKC").casefold()
 
 
 def _stands_in(words: str, passage: str) -> bool:

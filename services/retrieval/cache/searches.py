@@ -6,7 +6,6 @@ and what the policy says: passages are kept as the store has them and are judged
 """
 
 import time
-import unicodedata
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 from protos.retrieval_pb2 import SearchReply, SearchRequest
 from services.common.config import RetrievalSettings
 from services.common.errors import PenstockError
+from services.common.normal_form import normalized
 from services.common.spans import Span
 from services.retrieval import metrics
 from services.retrieval.cache.results import Result, Results
@@ -160,7 +160,7 @@ class _Asked(NamedTuple):
         told.caller.tenant = request.caller.tenant
         told.collections.extend(sorted(set(request.collections)))
         kind = told.SerializeToString(deterministic=True)
-        told.query = unicodedata.normalize("NFC", " ".join(request.query.split()))
+        told.query = normalized(request.query, "NFC")
         max_age_s, similar = settings.cache_max_age_s, settings.cache_similar_at_least
         return cls(
             request.caller.tenant,

@@ -40,6 +40,8 @@ async def search(
     if request.judged and policy.texts.has("input"):
         subjects = [Subject("query", "input", request.query, "user")]
         (request.query,) = await checked(parts, policy, tenant, subjects, span)
+    # Words are looked for, and results kept, of what the model reads: a query may have megabytes.
+    request.query = parts.model.reader.ends(request.query)
     until = time.monotonic() + within_s
     reply = await parts.searches.find(
         request,

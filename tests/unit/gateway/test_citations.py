@@ -86,3 +86,12 @@ def test_no_answer_takes_long(unit):
     began = time.thread_time()
     check(unit * (200_000 // len(unit)), PASSAGES)
     assert time.thread_time() - began < 2
+
+
+def test_no_passage_takes_long() -> None:
+    """Whose marks were put in order one by one, in seconds."""
+    marks = "a" + "\u0301" * 30_000 + "\u0316" * 30_000
+    began = time.process_time()
+    checked = check(f'It says "{IN_FIRST}" [1].', [Passage(title="t", text=marks)])
+    assert time.process_time() - began < 2.0
+    assert len(checked.unfounded) == 1

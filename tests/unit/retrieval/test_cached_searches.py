@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -92,6 +93,16 @@ async def test_the_same_search_is_made_once(replica):
     assert not again.stale
     assert again.tokens == first.tokens == 3
     assert (looks("exact"), looks("missed")) == (before[0] + 1, before[1] + 1)
+
+
+async def test_a_query_is_the_same_however_it_is_written(replica):
+    await replica.ask("wann öffnet das Café?")
+    assert (await replica.ask("wann o\u0308ffnet  das Cafe\u0301?")).cached
+    marks = "a" + "\u0301" * 20_000 + "\u0316" * 20_000
+    began = time.process_time()
+    await replica.ask(marks)
+    assert (await replica.ask(marks)).cached
+    assert time.process_time() - began < 1.0, "seconds, for each mark passed all others"
 
 
 @pytest.mark.parametrize(
