@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from protos.gateway_stores_pb2 import GetAttachedFileRequest
+from protos.gateway_stores_pb2_grpc import VectorStoresStub
 from services.common.link import LinkCall
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig, plan, say, send
 from tests.support.waiting import until
@@ -162,6 +164,38 @@ async def test_large_answers_count_while_they_are_sent(rig):
         assert (await http.get(f"/v1/files/{file}")).status_code == 200
     assert (await http.get(f"/v1/files/{file}/content")).content == b"x" * 12_000
     assert rig.gateway.intake.bytes_held == 0
+
+
+@pytest.mark.parametrize("way", ["rest", "grpc"])
+async def test_reading_documents_anew_takes_places_and_ends_with_who_asked(rig, way):
+    """As many as a tenant liked were read at a time, also for clients that had left."""
+    http = await rig.http()
+    form = {"files": {"file": ("a.txt", b"Six.")}, "data": {"purpose": "assistants"}}
+    file = (await http.post("/v1/files", **form)).json()["id"]
+    store = (await http.post("/v1/vector_stores", json={"file_ids": [file]})).json()["id"]
+    path = f"/v1/vector_stores/{store}/files/{file}/content"
+    rig.retrieval.hold.clear()
+    stub = VectorStoresStub(await rig.channel())
+    own = (("authorization", f"Bearer {rig.key}"),)
+    asked = GetAttachedFileRequest(vector_store_id=store, file_id=file)
+
+    async def read() -> None:
+        if way == "rest":
+            await http.get(path)
+        else:
+            async for _ in stub.GetAttachedFileContent(asked, metadata=own):
+                pass
+
+    readers = [asyncio.create_task(read()) for _ in range(3)]
+    await until(lambda: rig.gateway.intake.running == 3, SOON_S)
+    refused = await http.get(path)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_requests")
+    assert (await http.get(f"/v1/files/{file}")).status_code == 200
+    for reader in readers:
+        reader.cancel()
+    await until(lambda: rig.gateway.intake.running == 0, SOON_S)
+    rig.retrieval.hold.set()
+    assert (await http.get(path)).json()["data"][0]["text"] == "Six."
 
 
 async def test_a_body_keeps_a_rate_or_loses_its_place(redis_url, namespace):

@@ -23,6 +23,7 @@ import grpc
 
 from protos import retrieval_pb2 as pb
 from services.common.errors import PenstockError, invalid
+from services.common.turns import Turns
 from services.retrieval import metrics
 from services.retrieval.documents.chunks import Chunk, ProcessOptions, Span, passage
 
@@ -56,11 +57,11 @@ class CutDocument:
 
 
 class Chunkers:
-    """`cut` may be called by many at once."""
+    """May be called by many at once; tenants have their documents looked at in turn."""
 
     def __init__(self, options: ProcessOptions) -> None:
         self._options = options
-        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._turns = Turns(_AT_ONCE)
         self._idle: list[_Process] = []
 
     async def start(self) -> None:
@@ -71,20 +72,27 @@ class Chunkers:
         while self._idle:
             await self._idle.pop().end()
 
-    async def load(self, filename: str, size: int, content: AsyncIterable[Buffer]) -> Loaded:
+    async def load(
+        self, tenant: str, filename: str, size: int, content: AsyncIterable[Buffer]
+    ) -> Loaded:
         """Of `size` bytes. Raises PenstockError INVALID_ARGUMENT ("document_too_large",
         "unsupported_file", "invalid_file"), INTERNAL when its process ended otherwise, and what
         `content` raises.
         """
         request = pb.DocumentRequest(load=pb.LoadRequest(filename=filename, bytes=size))
-        answer = await self._ask(request, content)
+        answer = await self._ask(tenant, request, content)
         reply = await asyncio.to_thread(pb.LoadReply.FromString, answer)
         if reply.HasField("refused"):
             raise _refusal(reply.refused)
         return Loaded(reply.sections, reply.note)
 
     async def cut(
-        self, title: str, sections: Sequence[pb.Section], max_tokens: int, overlap_tokens: int
+        self,
+        tenant: str,
+        title: str,
+        sections: Sequence[pb.Section],
+        max_tokens: int,
+        overlap_tokens: int,
     ) -> CutDocument:
         """Raises PenstockError: INVALID_ARGUMENT for a text that takes more chunks, time or memory
         than a document may, INTERNAL when its process ended otherwise.
@@ -92,11 +100,14 @@ class Chunkers:
         cut = pb.CutRequest(
             title=title, sections=sections, max_tokens=max_tokens, overlap_tokens=overlap_tokens
         )
-        answer = await self._ask(pb.DocumentRequest(cut=cut), _nothing())
+        answer = await self._ask(tenant, pb.DocumentRequest(cut=cut), _nothing())
         return await asyncio.to_thread(_read, answer, sections)
 
-    async def _ask(self, request: pb.DocumentRequest, content: AsyncIterable[Buffer]) -> bytes:
-        async with self._places:
+    async def _ask(
+        self, tenant: str, request: pb.DocumentRequest, content: AsyncIterable[Buffer]
+    ) -> bytes:
+        await self._turns.take(tenant)
+        try:
             process = await self._take()
             try:
                 with metrics.CHUNKING_SECONDS.labels(request.WhichOneof("what")).time():
@@ -108,6 +119,8 @@ class Chunkers:
                 raise
             self._idle.append(process)
             return answer
+        finally:
+            self._turns.give_back()
 
     async def _take(self) -> "_Process":
         while self._idle:

@@ -85,7 +85,7 @@ async def _read(
     tenant, place = request.caller.tenant, (request.blob, request.title)
     title, loaded = await load(parts, tenant, *place, policy, span)
     with parts.telemetry.span("chunk", span) as step:
-        document = await parts.chunkers.cut(title, loaded.sections, *chunking)
+        document = await parts.chunkers.cut(tenant, title, loaded.sections, *chunking)
         step.set_attributes({"chunks": len(document.chunks), "chunks_cut": document.shortened})
     return loaded, document
 

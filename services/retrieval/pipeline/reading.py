@@ -41,7 +41,7 @@ async def load(
         except NoBlobError:
             raise _no_blob() from None
         step.set_attribute("bytes", size)
-        loaded = await parts.chunkers.load(title, size, blob_of(parts, blob))
+        loaded = await parts.chunkers.load(tenant, title, size, blob_of(parts, blob))
         if policy.texts.has("uploads"):
             title, sections = await check_document(
                 parts, policy, tenant, title, loaded.sections, step

@@ -49,11 +49,16 @@ async def pieces(content: bytes) -> AsyncIterator[bytes]:
 
 
 async def cut(
-    chunkers: Chunkers, title: str, text: str, tokens: int = 48, name: str = "a.md"
+    chunkers: Chunkers,
+    title: str,
+    text: str,
+    tokens: int = 48,
+    name: str = "a.md",
+    tenant: str = "acme",
 ) -> CutDocument:
     content = text.encode()
-    loaded = await chunkers.load(name, len(content), pieces(content))
-    return await chunkers.cut(title, loaded.sections, tokens, 8)
+    loaded = await chunkers.load(tenant, name, len(content), pieces(content))
+    return await chunkers.cut(tenant, title, loaded.sections, tokens, 8)
 
 
 async def refusal(chunkers: Chunkers, text: str) -> str:
@@ -98,7 +103,7 @@ async def test_sections_are_bounded_before_they_leave_their_process() -> None:
     content = b"# A\n\nSix.\n\n" * 4
     async with running(max_chunks=3) as chunkers:
         with pytest.raises(PenstockError, match="more than 3 sections") as raised:
-            await chunkers.load("a.md", len(content), pieces(content))
+            await chunkers.load("acme", "a.md", len(content), pieces(content))
         assert raised.value.reason == "document_too_large"
 
 
@@ -196,6 +201,24 @@ async def test_only_so_many_at_once() -> None:
         cuts = await asyncio.gather(*(cut(chunkers, "Doc", TEXT) for _ in range(6)))
         assert len({len(document.chunks) for document in cuts}) == 1
         assert len(chunkers._idle) == 2
+
+
+async def test_a_tenants_documents_do_not_stand_before_all_others() -> None:
+    """Who reads what many files say had all documents wait behind them."""
+    begun, gate = list[str](), asyncio.Event()
+
+    async def held(tenant: str) -> AsyncIterator[bytes]:
+        begun.append(tenant)
+        await gate.wait()
+        yield b"Six."
+
+    async with running() as chunkers:
+        tenants = [*["many"] * 6, "few"]
+        loads = [asyncio.create_task(chunkers.load(one, "a.md", 4, held(one))) for one in tenants]
+        await until(lambda: len(begun) == 2, 5)
+        gate.set()
+        await asyncio.gather(*loads)
+        assert begun.index("few") <= 3
 
 
 def test_it_does_not_outlive_the_service(tmp_path: Any) -> None:

@@ -109,14 +109,16 @@ class Parts:
         tokens = np.ones((3, 2), np.float32)
         return [take(Read(vector, tokens)) for vector in await self._embed(tenant, texts)]
 
-    async def _load(self, filename: str, size: int, content: Any) -> Loaded:
+    async def _load(self, tenant: str, filename: str, size: int, content: Any) -> Loaded:
+        self.tenants.append(("chunkers", tenant))
         text = b"".join([piece async for piece in content])
         assert len(text) == size
         return Loaded([pb.Section(headings=["H"], text=text.decode(), page=3, row=4)], "is odd")
 
     async def _cut(
-        self, title: str, sections: list[pb.Section], max_tokens: int, overlap_tokens: int
+        self, tenant: str, title: str, sections: list[pb.Section], *limits: int
     ) -> CutDocument:
+        self.tenants.append(("chunkers", tenant))
         self.cut.append((title, sections))
         return self.document
 

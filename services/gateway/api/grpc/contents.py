@@ -15,6 +15,7 @@ from protos.gateway_stores_pb2 import (
 from services.common.errors import PenstockError, invalid
 from services.gateway.api.grpc.calls import (
     Context,
+    Enter,
     Handler,
     Writer,
     admitted,
@@ -124,6 +125,7 @@ class _Content(NamedTuple):
 
     request: Any
     find: Callable[[Gateway, Caller, Any, Place], Awaitable[bytes]]
+    enter: Enter
 
 
 async def _find(gateway: Gateway, caller: Caller, request: Any, place: Place) -> bytes:
@@ -135,14 +137,14 @@ async def _find_attached(gateway: Gateway, caller: Caller, request: Any, place: 
     return (await text_of(gateway, caller, store, file, place)).encode()
 
 
-_FILE = _Content(GetFileContentRequest, _find)
-_ATTACHED = _Content(GetAttachedFileRequest, _find_attached)
+_FILE = _Content(GetFileContentRequest, _find, Intake.visit)
+_ATTACHED = _Content(GetAttachedFileRequest, _find_attached, Intake.slot)  # it is read anew
 
 
 def _get_content(gateway: Gateway, inbox: Inbox, route: str, asked: _Content) -> Handler:
     async def handler(_: object, context: Context) -> None:
         async def answer(id: str, metadata: dict[str, str]) -> None:
-            entered = admitted(gateway, metadata, route, Intake.visit)
+            entered = admitted(gateway, metadata, route, asked.enter)
             async with entered as (principal, place):
                 request = inbox.parse(asked.request, await inbox.take(place, context))
                 content = await asked.find(gateway, principal.caller(id), request, place)

@@ -35,6 +35,9 @@ from services.gateway.models import model_not_found
 from services.gateway.parts import Gateway
 from services.gateway.stores.vector_stores import storage_away
 
+_LABORIOUS = frozenset({"GET /v1/vector_stores/{store}/files/{file}/content"})
+"""Looks at things that are work: a document is read anew."""
+
 Plain = Callable[[Gateway, Exchange], Awaitable[None]]
 Signed = Callable[[Gateway, Exchange, Principal], Awaitable[None]]
 
@@ -58,7 +61,8 @@ def application(gateway: Gateway) -> ASGIApp:
             principal = await gateway.auth.identify(exchange.authorization)
             admit(principal, exchange.endpoint)
             refuse_undescribed(exchange)
-            enter = gateway.intake.visit if exchange.method == "GET" else gateway.intake.slot
+            is_look = exchange.method == "GET" and exchange.endpoint not in _LABORIOUS
+            enter = gateway.intake.visit if is_look else gateway.intake.slot
             try:
                 with enter(principal.tenant) as exchange.place:
                     await handler(gateway, exchange, principal)

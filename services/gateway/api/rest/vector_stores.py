@@ -94,6 +94,8 @@ async def update_attached(gateway: Gateway, exchange: Exchange, principal: Princ
 async def get_text(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     store, file = exchange.path["store"], exchange.path["file"]
     caller = principal.caller(exchange.request_id)
+    await exchange.body.skim()
+    exchange.watch_client()
     text = await vector_stores.text_of(gateway, caller, store, file, exchange.place)
     await exchange.reply_json(
         {

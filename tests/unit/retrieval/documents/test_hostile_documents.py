@@ -52,8 +52,8 @@ async def outcome(chunkers: Chunkers, name: str, content: bytes) -> str:
 
     refused: PenstockError | None = None
     try:
-        loaded = await chunkers.load(name, len(content), pieces())
-        cut = await chunkers.cut(name, loaded.sections, 96, 16)
+        loaded = await chunkers.load("acme", name, len(content), pieces())
+        cut = await chunkers.cut("acme", name, loaded.sections, 96, 16)
     except PenstockError as error:
         refused = error
     if refused is None:
