@@ -118,6 +118,18 @@ _FewPairs = Annotated[_Pairs, Field(max_length=_METADATA_MAX)]
 Metadata = Annotated[_Pairs, BeforeValidator(_few_entries, json_schema_input_type=_FewPairs)]
 
 
+def max_marks(limits: GatewaySettings) -> int:
+    """Commas, colons and brackets in one request's JSON, in lists or in text."""
+    return 2 * limits.max_prompt_tokens
+
+
+def too_many_values(body: bytes, limits: GatewaySettings) -> bool:
+    """Hardly a prompt within the limit of tokens has as many of these marks; that many values would
+    hold the interpreter while they are parsed and looked at."""
+    most = max_marks(limits)
+    return len(body) > most and sum(map(body.count, (b",", b":", b"[", b"{"))) > most
+
+
 def too_deep(value: Any) -> bool:
     """More than MAX_DEPTH objects and lists lie in each other."""
     level = [value]

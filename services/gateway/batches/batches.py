@@ -202,9 +202,9 @@ class Control:
             with gateway.intake.visit(tenant) as place:
                 place.hold(2 * file.bytes)
                 content = await gateway.files.content(tenant, file.id)
-                most = gateway.settings.jobs.max_lines
+                most, limits = gateway.settings.jobs.max_lines, gateway.settings.gateway
                 return await gateway.threads.run(
-                    tenant, lambda: read(content, record.endpoint, most)
+                    tenant, lambda: read(content, record.endpoint, most, limits)
                 )
         except PenstockError as error:
             if error.code is not grpc.StatusCode.NOT_FOUND:

@@ -1,16 +1,20 @@
 """What a batch's input file must be: a request on each line, as OpenAI has them."""
 
+import re
 from codecs import BOM_UTF8
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
+from services.common.config import GatewaySettings
+from services.gateway.api.schema import max_marks, too_many_values
 from services.gateway.batches.record import Fault
 
 _MOST_FAULTS = 100  # that are told
 _CUSTOM_ID_CHARS = 512
 _FIELDS = {"custom_id", "method", "url", "body"}
+_LINE = re.compile(rb"\S[^\n]*")  # one at a time: blank ones are none, and may be millions
 _REFUSED = ("stream", "background")  # nobody is there to follow
 
 
@@ -32,23 +36,24 @@ class Entry(NamedTuple):
         return cls(*orjson.loads(body))
 
 
-def read(content: bytes, endpoint: str, max_lines: int) -> tuple[list[Entry], Sequence[Fault]]:
+def read(
+    content: bytes, endpoint: str, max_lines: int, limits: GatewaySettings
+) -> tuple[list[Entry], Sequence[Fault]]:
     """The requests of a file in UTF-8, which are good if there is no fault. Takes a second for
     8 MB: not for the event loop."""
     entries: list[Entry] = []
     faults: list[Fault] = []
     known: set[str] = set()
-    at = len(BOM_UTF8) if content.startswith(BOM_UTF8) else 0
-    for number, line in enumerate(content[at:].split(b"\n"), 1):
-        if line.strip():
-            entry = Entry(len(entries), at, len(line), "")
-            custom_id, fault = _request(line, endpoint, known)
-            if fault is not None:
-                fault.line = number
-                faults.append(fault)
-            known.add(custom_id)
-            entries.append(entry._replace(custom_id=custom_id))
-        at += len(line) + 1
+    number, counted = 1, 0  # line ends before that
+    for found in _LINE.finditer(content, len(BOM_UTF8) if content.startswith(BOM_UTF8) else 0):
+        at, line = found.start(), found.group()
+        number, counted = number + content.count(b"\n", counted, at), at
+        custom_id, fault = _request(line, endpoint, known, limits)
+        if fault is not None:
+            fault.line = number
+            faults.append(fault)
+        known.add(custom_id)
+        entries.append(Entry(len(entries), at, len(line), custom_id))
         if len(faults) == _MOST_FAULTS:
             break
         if len(entries) > max_lines:
@@ -59,8 +64,14 @@ def read(content: bytes, endpoint: str, max_lines: int) -> tuple[list[Entry], Se
     return entries, faults
 
 
-def _request(line: bytes, endpoint: str, known: set[str]) -> tuple[str, Fault | None]:
+def _request(
+    line: bytes, endpoint: str, known: set[str], limits: GatewaySettings
+) -> tuple[str, Fault | None]:
     """Its custom id, and what is wrong with it."""
+    if too_many_values(line, limits):
+        most = max_marks(limits)
+        why = f"This line has more than {most} commas, colons and brackets, in lists or in text."
+        return "", Fault(code="body_too_large", message=why)
     try:
         request = orjson.loads(line)
     except ValueError:

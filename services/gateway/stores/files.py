@@ -78,6 +78,7 @@ class Files:
         self._redis = redis
         self._prefix = f"{namespace}:{{files}}:"
         self._max_bytes = settings.max_upload_bytes
+        self._max_batch_bytes = min(settings.body_limit_bytes, settings.max_upload_bytes)
         self._limits = {
             "files": settings.max_files,
             "bytes of files": settings.max_blob_bytes_per_tenant,
@@ -115,7 +116,7 @@ class Files:
             expires_at=now + expires_after_s if expires_after_s is not None else None,
         )
         record.blob = self._blobs.key(tenant, record.id)
-        upload = Upload(purpose, self._max_bytes)
+        upload = Upload(purpose, self._max_batch_bytes if purpose == "batch" else self._max_bytes)
         try:
             await self._blobs.put(record.blob, upload.pieces(content))
             upload.check_whole()

@@ -300,3 +300,15 @@ async def test_which_stores_hold_a_file(files):
     assert await files.stores_of("acme", first) == {"vs_1"}
     await files.delete("acme", first)
     assert await files.stores_of("acme", first) == set()
+
+
+async def test_the_input_of_a_batch_has_the_size_of_a_body(redis_url: str, namespace: str) -> None:
+    redis = connect(redis_url)
+    limits = GatewaySettings(body_limit_bytes=50, max_upload_bytes=100)
+    files = Files(redis, namespace, limits, memory_blobs(namespace))
+    with pytest.raises(PenstockError, match="50 bytes") as refused:
+        await files.create("acme", "a.jsonl", pieces(b"x" * 51), "batch")
+    assert refused.value.reason == "file_too_large"
+    await files.create("acme", "a.jsonl", pieces(b"x" * 50), "batch")
+    await files.create("acme", "a.txt", pieces(b"x" * 100))
+    await redis.aclose()

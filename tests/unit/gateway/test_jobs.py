@@ -1,7 +1,9 @@
 """Queues of durable jobs on a real Redis, and what a gateway does with what it claims."""
 
 import asyncio
+import json
 import math
+import tracemalloc
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -15,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.common.config import JobsSettings, Settings
+from services.common.config import GatewaySettings, JobsSettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
@@ -499,7 +501,7 @@ def test_whatever_a_file_is_it_is_read_or_its_line_is_told(noise: bytes, at: int
     lines = [good % (n, n) for n in range(3)]
     lines.insert(at, noise.decode(errors="replace"))
     content = "\n".join(lines).encode()
-    entries, faults = read(content, "/u", 10)
+    entries, faults = read(content, "/u", 10, GatewaySettings())
     if faults:
         assert all(fault.line is not None for fault in faults)
         return
@@ -507,3 +509,22 @@ def test_whatever_a_file_is_it_is_read_or_its_line_is_told(noise: bytes, at: int
         piece = content[entry.at : entry.at + entry.size].decode()
         assert entry.custom_id in piece
         assert Entry.of(entry.body()) == entry
+
+
+def test_a_lines_values_are_counted_before_it_is_parsed_and_blank_lines_are_none() -> None:
+    """Of some megabytes each took a second, in which nothing else ran, and half a gigabyte."""
+    limits = GatewaySettings(max_prompt_tokens=50)
+    good = '{"custom_id": "%s", "method": "POST", "url": "/u", "body": {"n": [%s]}}'
+    many = good % ("b", ",".join("0" * 100))
+    content = "\n".join(["", good % ("a", "0, 0"), " \r", many, " \t" + good % ("c", "1")]).encode()
+    entries, faults = read(content, "/u", 10, limits)
+    ((code, line),) = [(fault.code, fault.line) for fault in faults]
+    assert (code, line) == ("body_too_large", 4)
+    assert [entry.custom_id for entry in entries] == ["a", "", "c"]
+    assert json.loads(content[entries[2].at :][: entries[2].size])["body"] == {"n": [1]}
+    blank = b"  \n" * 500_000
+    tracemalloc.start()
+    _, (empty,) = read(blank, "/u", 10, limits)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+    assert empty.code == "empty_file"

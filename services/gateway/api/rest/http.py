@@ -19,6 +19,7 @@ from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
 from services.gateway import metrics
 from services.gateway.api.rest.body import ClientGoneError, RequestBody
+from services.gateway.api.schema import max_marks, too_many_values
 from services.gateway.connections.straight import STRAIGHT, Straight
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST
@@ -143,10 +144,8 @@ class Exchange:
                 reason="unsupported_media_type",
             )
         body = await self.body.whole(self.place)
-        # Hardly a prompt within the limit of tokens has as many of these marks; that many values
-        # would hold the interpreter while they are parsed and looked at.
-        most = 2 * self._settings.max_prompt_tokens
-        if len(body) > most and sum(map(body.count, (b",", b":", b"[", b"{"))) > most:
+        if too_many_values(body, self._settings):
+            most = max_marks(self._settings)
             message = (
                 f"The body has more than {most} commas, colons and brackets, in lists or in text."
             )
