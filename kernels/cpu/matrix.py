@@ -71,21 +71,27 @@ def elements_of(n: int, k: int, dtype: DTypeLike) -> int:
     return -(-n // PANEL) * panel
 
 
+@np.errstate(invalid="ignore")
 def quantized(rows: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Of rows [n, k] the nearest int8 of -127 to 127, and what each row's are to be multiplied
-    with, [n]: what lies furthest from 0 is met exactly."""
+    with, [n]: what lies furthest from 0 is met exactly. A row with NaN or infinity is all NaN."""
     scales = np.abs(rows).max(axis=1, initial=0) / np.float32(127)
+    scales[np.isinf(scales)] = np.nan
     steps = np.where(scales > 0, scales, np.float32(1))
-    return np.rint(rows / steps[:, None]).astype(np.int8), scales
+    # A subnormal scale is rough: the furthest may be more than 127 of it.
+    return np.clip(np.rint(rows / steps[:, None]), -127, 127).astype(np.int8), scales
 
 
+@np.errstate(invalid="ignore")
 def grouped(rows: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
     """Of rows [n, k] the nearest int4, each 8 more than it is, and what each group's are to be
-    multiplied with, [n, k / GROUP]: what lies furthest from 0 is the one that is -8."""
+    multiplied with, [n, k / GROUP]: what lies furthest from 0 is the one that is -8. A group with
+    NaN or infinity is all NaN."""
     groups = rows.reshape(len(rows), -1, GROUP)
-    furthest = np.abs(groups).argmax(axis=2)[:, :, None]
-    most = np.finfo(np.float16).max
-    scales = np.clip(np.take_along_axis(groups, furthest, 2) / -8, -most, most).astype(np.float16)
+    at = np.abs(groups).argmax(axis=2)[:, :, None]
+    furthest, most = np.take_along_axis(groups, at, 2), np.finfo(np.float16).max
+    held = np.clip(furthest / -8, -most, most)
+    scales = np.where(np.isfinite(furthest), held, np.nan).astype(np.float16)
     steps = np.where(scales != 0, scales, 1).astype(np.float32)
     found = np.clip(np.rint(groups / steps), -8, 7) + 8
     return found.astype(np.uint8).reshape(rows.shape), scales[:, :, 0]

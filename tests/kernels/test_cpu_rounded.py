@@ -1,5 +1,5 @@
-"""Matrices of int8 and int4: how rows are rounded, and that panels hold what they were given. That
-products are of these values is in test_cpu_program.py."""
+"""Matrices of int8 and int4: how rows are rounded, that panels hold what they were given, and that
+products are of just these values. What a whole model gives is in test_cpu_program.py."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,13 @@ from numpy.typing import DTypeLike
 
 from kernels.cpu.library import Library, supported
 from kernels.cpu.matrix import GROUP, PANEL, elements_of, grouped, quantized, rounded
-from tests.support.programs import packed
+from kernels.cpu.program import Format, Geometry, Limits, Program
+from kernels.cpu.recorder import Recorder
+from kernels.sampling import SAMPLING
+from tests.support.programs import compute, logits_of, packed
 
 numbers = st.floats(-1e4, 1e4, width=32, allow_subnormal=False)
+SMALLEST = np.float32(2**-149)
 
 
 def rows_of(widths: st.SearchStrategy[int]) -> st.SearchStrategy[np.ndarray]:
@@ -71,6 +75,26 @@ def test_what_halves_do_not_hold_stays_finite() -> None:
 
 
 @pytest.mark.parametrize("to", ["int8", "int4"])
+@pytest.mark.parametrize("what", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_makes_none_of_its_row_or_group(to: str, what: float) -> None:
+    """So a request that meets it fails, as with the weights as they are."""
+    values = np.ones((2, 64), np.float32)
+    values[0, 3] = what
+    found, beside = rounded(values, to), 64 if to == "int8" else GROUP
+    assert np.isnan(found[0, :beside]).all()
+    np.testing.assert_allclose(found[0, beside:], 1)
+    np.testing.assert_allclose(found[1], 1)
+
+
+@pytest.mark.parametrize("to", ["int8", "int4"])
+def test_the_smallest_there_are_keep_their_sign(to: str) -> None:
+    """A scale of 1.49 of them is 1: the furthest of 190 would be -66 of it as an int8."""
+    values = SMALLEST * np.linspace(-190, 190, 64, dtype=np.float32)[None]
+    assert (rounded(values, to) * values >= 0).all()
+    assert np.abs(rounded(values, to) - values).max() <= 64 * SMALLEST or to == "int4"
+
+
+@pytest.mark.parametrize("to", ["int8", "int4"])
 def test_zeros_stay_zeros(to: str) -> None:
     assert not rounded(np.zeros((2, 64), np.float32), to).any()
 
@@ -96,3 +120,42 @@ def test_rows_come_out_of_panels_as_they_went_in(
 def test_what_a_row_takes(dtype: DTypeLike, elements: int) -> None:
     """An int8 a byte and its row four more, an int4 half a byte and 32 of them two more."""
     assert elements_of(33, 64, dtype) == elements
+
+
+def exact(n: int, to: str) -> np.ndarray:
+    """Rows that are met exactly, of few bits: sums of their products are, too, in any order."""
+    random, k = np.random.default_rng(n), 64 if to == "int8" else 2 * 64
+    if to == "int8":
+        values = random.integers(-127, 128, (n, k))
+        values[:, 0] = 127
+        found = (values / 8).astype(np.float32)
+    else:
+        values = random.integers(-8, 8, (n, k))
+        values[:, ::GROUP] = -8
+        found = (values / 2.0 ** (np.arange(k) // GROUP % 3)).astype(np.float32)
+    np.testing.assert_array_equal(rounded(found, to), found)
+    return found
+
+
+@pytest.mark.parametrize("to", ["int8", "int4"])
+@pytest.mark.parametrize("number_format", ["float32", "bfloat16_weights", "bfloat16"])
+@pytest.mark.parametrize("instruction_set", supported())
+def test_products_are_of_these_values_to_the_bit(
+    instruction_set: str, number_format: Format, to: str
+) -> None:
+    """Of an embedding's rows, one and many, and a matrix whose last panel is not full."""
+    table, weights, most = exact(70, to), exact(83, to), 70
+    library, recorder = Library(instruction_set), Recorder()
+    x = recorder.wanted(recorder.embed(packed(library, table, to=to)))
+    logits = recorder.linear(x, packed(library, weights, to=to))
+    limits = Limits(tokens=most, sampled=most, context=80)
+    geometry = Geometry(1, 1, 16, 1, 16)
+    program = Program(library, recorder, logits, geometry, limits, [], number_format, 1, 2)
+    for rows in (1, 2, 5, 7, 13, 70):
+        span, ends = np.arange(rows, dtype=np.int32), np.array([0, rows], np.int32)
+        ids = span[::-1].copy()
+        blocks, samplings = np.zeros((1, 5), np.int32), np.zeros(rows, SAMPLING)
+        compute(program, ids, span, ends, ends[1:], blocks, span, samplings)
+        want = table[ids].astype(np.float64) @ weights.T.astype(np.float64)
+        np.testing.assert_array_equal(logits_of(program)[:rows], want)
+    program.close()
