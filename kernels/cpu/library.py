@@ -2,14 +2,16 @@
 
 import ctypes
 import functools
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from kernels.cpu.build import FLAGS, path_of
+from kernels.cpu.build import FLAGS, HERE, path_of
 
+_ROUNDING = HERE / "matrix.py"
 _NEEDS = {
     "avx2": {"avx2", "fma", "f16c"},
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"},
@@ -66,8 +68,10 @@ class Library:
 
     @property
     def name(self) -> str:
-        """Another one for each source: what one of them has packed is no other's."""
-        return path_of(self.instruction_set).stem
+        """Another one for each source, that of rounding, too: what one of them has packed is no
+        other's."""
+        rounding = sha256(_ROUNDING.read_bytes()).hexdigest()
+        return f"{path_of(self.instruction_set).stem}-{rounding[:12]}"
 
     @property
     def has_dot(self) -> bool:
