@@ -31,6 +31,8 @@ _ROUNDED: dict[str, _Rounded] = {"int8": quantized, "uint8": grouped}
 _PIECE = 4 * HUGE
 """Bytes that a thread packs at a time. Written in whole huge pages, they lie in such in the page
 cache."""
+_STRIP = 2**18
+"""Weights that are rounded at a time: on the way each takes some twenty bytes, in every thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,16 +233,20 @@ class _Packer:
             vectors = [self._checkpoint.tensors[name].float32() for name in part.names]
             whole = np.concatenate(vectors) + np.float32(part.plus)
             return part.offset, whole.view(np.uint8)
-        panel = elements_of(PANEL, part.k, part.dtype) * np.dtype(part.dtype).itemsize
-        begin, end = (first - part.offset) // panel, -(-(last - part.offset) // panel)
-        rows = self._rows(part, begin * PANEL, min(part.n, end * PANEL))
-        content = np.empty(elements_of(len(rows), part.k, part.dtype), part.dtype)
-        if part.dtype in _ROUNDED:
-            rounded, scales = _ROUNDED[part.dtype](rows.view(np.float32))
-            self._library.pack(rounded, content, scales)
-        else:
-            self._library.pack(rows, content)
-        return part.offset + begin * panel, content.view(np.uint8)
+        panel = elements_of(PANEL, part.k, part.dtype)
+        size = panel * np.dtype(part.dtype).itemsize
+        begin, end = (first - part.offset) // size, -(-(last - part.offset) // size)
+        content = np.empty((end - begin, panel), part.dtype)
+        strip = max(1, _STRIP // (PANEL * part.k))
+        for at in range(begin, end, strip):
+            panels = content[at - begin : at - begin + strip]
+            rows = self._rows(part, at * PANEL, min(part.n, (at + len(panels)) * PANEL))
+            if part.dtype in _ROUNDED:
+                rounded, scales = _ROUNDED[part.dtype](rows.view(np.float32))
+                self._library.pack(rounded, panels, scales)
+            else:
+                self._library.pack(rows, panels)
+        return part.offset + begin * size, content.reshape(-1).view(np.uint8)
 
     def _rows(self, part: _Part, first: int, last: int) -> NDArray[np.generic]:
         """Rows [first, last) of the part's tensors, one below the other."""

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernels.cpu import library as library_module
 from kernels.cpu.library import Library, built
 from kernels.cpu.matrix import PANEL
 from services.worker.engine import cpu_weights, packed_file
@@ -29,34 +31,54 @@ Checkpoint = Callable[..., Path]
 
 
 def load(
-    folder: Path, packed_dir: Path | None = None, dtype: Any = "float32", threads: int = 2
+    folder: Path,
+    packed_dir: Path | None = None,
+    dtype: Any = "float32",
+    threads: int = 2,
+    quantization: str = "auto",
 ) -> CpuWeights:
     directory = None if packed_dir is None else str(packed_dir)
-    config = read_config(folder)
-    return CpuWeights(Library(built()[0]), str(folder), config, dtype, directory, threads)
+    about = read_config(folder), dtype, directory, threads, quantization
+    return CpuWeights(Library(built()[0]), str(folder), *about)
 
 
 def no_packing(*_: object) -> None:
     raise AssertionError("they are packed already")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}],
+    ids=["float32", "bfloat16", "int8", "int4"],
+)
 @pytest.mark.parametrize("variant", ["gqa", "mha-tied", "biases"])
 def test_pieces_and_threads_make_no_difference(
-    checkpoint: Checkpoint,
-    variant: str,
-    dtype: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    variant: str, how: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In memory, and in a file."""
-    whole = load(checkpoint(variant), dtype=dtype, threads=1)
+    """In memory, and in a file; nor do how many rows are rounded at a time."""
+    folder = checkpoints.make(tmp_path / "model", variant, intermediate_size=128)
+    whole = load(folder, threads=1, **how)
     for piece in (1000, 4096, 64 * 1024):
         monkeypatch.setattr(cpu_weights, "_PIECE", piece)
+        monkeypatch.setattr(cpu_weights, "_STRIP", piece)
         for place in (None, tmp_path / str(piece)):
-            in_pieces = load(checkpoint(variant), place, dtype=dtype, threads=3)
+            in_pieces = load(folder, place, threads=3, **how)
             assert (in_pieces.place == "memory") == (place is None)
             np.testing.assert_array_equal(in_pieces._memory, whole._memory)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rounding_takes_little_memory_beside(tmp_path: Path, quantization: str) -> None:
+    """Of a matrix of two million weights: not their floats, and what is computed of those."""
+    checkpoints.make(tmp_path, "gqa", intermediate_size=16384, num_hidden_layers=1)
+    tracemalloc.start()
+    try:
+        found = load(tmp_path, threads=1, quantization=quantization)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.num_parameters > 3_000_000
+    assert most < 16 * 2**20
 
 
 def test_each_row_lies_in_its_panel(checkpoint: Checkpoint) -> None:
@@ -162,7 +184,7 @@ def test_another_checkpoint_in_the_same_place_is_packed_anew(
     np.testing.assert_array_equal(before._memory, kept)
 
 
-@pytest.mark.parametrize("other", ["dtype", "instruction set", "sources"])
+@pytest.mark.parametrize("other", ["dtype", "instruction set", "sources", "rounding"])
 def test_what_is_packed_otherwise_is_another_file(
     checkpoint: Checkpoint, tmp_path: Path, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +196,10 @@ def test_what_is_packed_otherwise_is_another_file(
             pytest.skip("there is one only")
         library, config = Library(built()[-1]), read_config(checkpoint())
         second = CpuWeights(library, str(checkpoint()), config, "float32", str(tmp_path), 1)
+    elif other == "rounding":
+        (tmp_path / "other.py").write_text("")
+        monkeypatch.setattr(library_module, "_ROUNDING", tmp_path / "other.py")
+        second = load(checkpoint(), tmp_path)
     else:
         monkeypatch.setattr(Library, "name", "avx2-of-other-sources")
         second = load(checkpoint(), tmp_path)
