@@ -105,21 +105,19 @@ def _library(config: EngineConfig, model: ModelConfig) -> Library | None:
     cannot but were asked for."""
     if config.device != "cpu" or config.kernels == "reference":
         return None
-    asked = "kernels" if config.kernels != "auto" else ""
-    if not asked and config.quantization != "auto":
-        asked = "quantization"
+    settings = {"kernels": config.kernels, "quantization": config.quantization}
+    asked = [f"{name} {value!r}" for name, value in settings.items() if value != "auto"]
     try:
         from services.worker.engine.cpu_runner import check_fits
 
         check_fits(config, model)
-        of_all = config.kernels == "auto"
-        found = next(iter(built()), None) if of_all else config.kernels
+        found = next(iter(built()), None) if config.kernels == "auto" else config.kernels
         if found is None:
             raise Unavailable("none is built for this processor (python kernels/cpu/build.py)")
         return Library(found)
     except Unavailable as error:
         if asked:
-            raise ValueError(f"{asked} {getattr(config, asked)!r}: {error}") from error
+            raise ValueError(f"{', '.join(asked)}: {error}") from error
         log.warning("the CPU kernels are not used, PyTorch is, which is slower: %s", error)
         return None
 

@@ -226,5 +226,6 @@ def test_what_the_kernels_cannot_is_refused_before_weights_are_read(tmp_path: Pa
         (heads, "int8", "head_dim"),
     ):
         (folder / "model.safetensors").unlink(missing_ok=True)
-        with pytest.raises(ValueError, match=f"quantization '{quantization}': {words}"):
-            Engine(EngineConfig(model=str(folder), quantization=quantization))
+        for kernels, before in (("auto", "^"), ("avx2", "^kernels 'avx2', ")):
+            with pytest.raises(ValueError, match=f"{before}quantization '{quantization}': {words}"):
+                Engine(EngineConfig(str(folder), kernels=kernels, quantization=quantization))
