@@ -119,6 +119,7 @@ class WorkerService(Service):
             "weights": self._info.weights,
             "huge_bytes": str(self._info.huge_bytes),
             "dtype": self._info.dtype,
+            "quantization": options.quantization,
             "kv_format": self._kv_format,
             "block_size": str(self._info.block_size),
             "max_running": str(options.max_running),

@@ -76,6 +76,7 @@ async def test_the_engine_and_the_registry_are_told_the_settings(tmp_path: Path)
             "weights": "memory",
             "huge_bytes": "0",
             "dtype": "bfloat16",
+            "quantization": "auto",
             "kv_format": f"{digest(tmp_path)} float32 rows",
             "block_size": "16",
             "max_running": "5",
@@ -89,6 +90,7 @@ async def test_rounded_weights_are_registered_as_another_checkpoint(tmp_path: Pa
     async with running_worker(tmp_path, quantization="int8") as worker:
         assert worker.engine.config.quantization == "int8"
         told = worker.service.describe()
+        assert told["quantization"] == "int8"
         assert told["digest"] == digest(tmp_path, "int8") != digest(tmp_path)
         assert told["kv_format"].startswith(told["digest"])
 

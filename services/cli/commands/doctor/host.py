@@ -24,6 +24,7 @@ from services.common.versions import version
 
 _TOLD = ("ray", "torch", "grpcio", "redis", "qdrant-client")
 _FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
+_BUILD = "install a C++ compiler or `pip install ziglang`, and run kernels/cpu/build.py"
 _SHM = Path("/dev/shm")
 _SHM_BYTES = 2**30
 
@@ -74,14 +75,20 @@ def _kernels(settings: Settings) -> Iterator[Finding]:
     """What workers on this host's processor would compute with."""
     workers = [own.worker for own in _pools(settings) if own.worker.device == "cpu"]
     ready, known = built(), supported()
+    rounding = [own for own in workers if own.quantization != "auto"]
+    if rounding and not ready:
+        asked = " and ".join(sorted({own.quantization for own in rounding}))
+        told = f"none is built for this processor: workers with quantization {asked} do not start"
+        advice = _BUILD if known else "run them where there is AVX2, or without quantization"
+        yield warning("kernels", told, advice)
+        workers = [own for own in workers if own not in rounding]
     for asked in sorted({own.kernels for own in workers} - {"reference", "triton"}):
         if asked in ready or (asked == "auto" and ready):
             yield ok("kernels", f"{ready[0] if asked == 'auto' else asked} of {', '.join(ready)}")
         elif asked in known or (asked == "auto" and known):
             told = f"none is built for {' or '.join(known) if asked == 'auto' else asked}"
             told += ": workers run on PyTorch, many times slower" if asked == "auto" else ""
-            advice = "install a C++ compiler or `pip install ziglang`, and run kernels/cpu/build.py"
-            yield warning("kernels", told, advice)
+            yield warning("kernels", told, _BUILD)
         elif asked == "auto":
             yield ok("kernels", "PyTorch's: there are none of our own for this processor")
         else:

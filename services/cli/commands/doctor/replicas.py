@@ -87,7 +87,7 @@ def _no_answer(about: str, address: str, error: grpc.aio.AioRpcError) -> Finding
 def _facts(replica: Replica) -> str:
     facts = replica.facts
     told = [facts[name] for name in ("role", "model", "device") if name in facts]
-    for name in ("kernels", "dtype", "threads", "weights"):
+    for name in ("kernels", "dtype", "quantization", "threads", "weights"):
         told += [f"{name}: {facts[name]}"] if name in facts else []
     if huge := int(facts.get("huge_bytes", 0)):
         told.append(f"{huge / 2**20:.0f} MiB in huge pages")

@@ -463,6 +463,22 @@ async def test_kernels_that_workers_would_take_are_told(
     assert words in found.told
 
 
+@pytest.mark.parametrize(
+    ("known", "advice"), [(("avx2",), "kernels/cpu/build.py"), ((), "where there is AVX2")]
+)
+async def test_rounded_weights_are_not_said_to_run_on_pytorch(
+    known: tuple[str, ...], advice: str, settings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "built", tuple)
+    monkeypatch.setattr(host, "supported", lambda: known)
+    found = about(
+        await host.check(Installation(settings(worker={"quantization": "int8"}))), "kernels"
+    )
+    assert found.state == "warning"
+    assert "workers with quantization int8 do not start" in found.told
+    assert advice in found.advice
+
+
 async def test_workers_that_are_to_have_a_gpu_want_one(
     settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,8 @@ FACTS = {
         "role": "both",
         "model": "demo",
         "digest": "abc",
-        "kernels": "reference",
+        "kernels": "avx2",
+        "quantization": "int8",
         "threads": "3",
         "weights": "/data/packed/x",
         "huge_bytes": str(5 * 2**20),
@@ -112,7 +113,8 @@ async def test_a_whole_platform_is_well(examine: Examine, well: list[Replica]) -
     found = await examine(well)
     assert {finding.state for finding in found} == {"ok"}
     told = about(found, "worker-00000001").told
-    assert "kernels: reference, threads: 3, weights: /data/packed/x, 5 MiB in huge pages" in told
+    assert "kernels: avx2, quantization: int8, threads: 3, weights: /data/packed/x" in told
+    assert "5 MiB in huge pages" in told
     assert SECRET not in repr(found)
 
 
