@@ -94,11 +94,16 @@ def _fleet(arguments: argparse.Namespace, replica: Replica, load: Load) -> dict[
     if arguments.requests_per_s is not None:
         wanted = replicas_for(arguments.requests_per_s, speed)
         found["gpus_for_requests_per_s"] = wanted * replica.width
+    notes = []
     if replica.width > 1:
-        found["note"] = (
+        notes.append(
             f"a replica of {replica.width} GPUs needs tensor parallelism, which this version does "
             "not have; what its GPUs tell one another is not counted"
         )
+    if arguments.precision not in ("float32", "bfloat16"):
+        notes.append(f"this version has no weights in {arguments.precision} on GPUs")
+    if notes:
+        found["note"] = "; ".join(notes)
     return found
 
 

@@ -7,9 +7,9 @@ from services.worker.engine.kv_cache import block_bytes
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.weights import shapes
 
-PRECISIONS = {"float32": 4.0, "bfloat16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2 / 128}
+PRECISIONS = {"float32": 4.0, "bfloat16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2 / 32}
 """Bytes of a weight. fp8 and int8 have a scale for each row, which is next to nothing; int4 has one
-of 16 bits for each 128 weights."""
+of 16 bits for each 32 weights, and beside it embeddings and heads are int8 (decision 0061)."""
 KV_FORMATS = {"float32": (4, 0), "bfloat16": (2, 0), "fp8": (1, 4)}
 """Bytes of an element, and of the scale of each token and head."""
 
@@ -26,7 +26,7 @@ class Costs:
 
     @property
     def weight_bytes(self) -> float:
-        return self.parameters * PRECISIONS[self.precision]
+        return self._bytes(self.layer_weights, self.parameters - self.layer_weights)
 
     @property
     def layer_weights(self) -> int:
@@ -64,9 +64,14 @@ class Costs:
 
     def step_bytes(self, sequences: float, context: float) -> float:
         """That such a step reads: weights once, each sequence's keys and values."""
-        weights = (self.layer_weights + self.head_weights) * PRECISIONS[self.precision]
+        weights = self._bytes(self.layer_weights, self.head_weights)
         seen = sum(self._seen(context)) / self.model.num_layers
         return weights + sequences * seen * self.kv_bytes(1)
+
+    def _bytes(self, layers: int, tables: int) -> float:
+        """Of so many weights of layers, and of embeddings and heads."""
+        of_tables = "int8" if self.precision == "int4" else self.precision
+        return layers * PRECISIONS[self.precision] + tables * PRECISIONS[of_tables]
 
     @property
     def _pair_flop(self) -> int:

@@ -158,7 +158,10 @@ def test_replicas_are_as_narrow_as_the_weights_let_them(
     assert "tensor parallelism" in wide["note"]
     narrow = planned(capsys, *argv, "--precision", "int4")
     assert (narrow["gpus_per_replica"], narrow["replicas"]) == (1, 8)
-    assert "note" not in narrow
+    assert narrow["note"] == "this version has no weights in int4 on GPUs"
+    costs = Costs(shape_of("llama-3.1-70b"), "int4")
+    of_layers, tables = costs.layer_weights, costs.parameters - costs.layer_weights
+    assert narrow["weight_bytes"] == of_layers * 9 // 16 + tables
     assert narrow["kv_room_bytes_per_replica"] == pytest.approx(
         80 * GIB * 0.9 - GIB - narrow["weight_bytes"], abs=1
     )
