@@ -321,6 +321,22 @@ async def test_what_is_refused_is_refused_by_name(rig: Rig) -> None:
     await nothing_left(rig)
 
 
+async def test_answers_have_their_places_among_the_files(redis_url: str, namespace: str) -> None:
+    """One input made as many files of answers as there were batches of it, in Redis."""
+    async with gateway_rig(redis_url, namespace, max_files=2) as rig:
+        rig.tokenizer.script = echo
+        desk = await Desk.of(rig)
+        first = await desk.ended((await desk.begin(line("a"))).id)
+        assert first.output_file_id
+        again = {"endpoint": CHAT, "completion_window": "24h"}
+        http = await rig.http()
+        full = await http.post("/v1/batches", json={"input_file_id": first.input_file_id, **again})
+        assert (full.status_code, full.json()["error"]["code"]) == (429, "too_many_files")
+        await desk.client.files.delete(first.output_file_id)
+        made = await http.post("/v1/batches", json={"input_file_id": first.input_file_id, **again})
+        assert (await desk.ended(made.json()["id"])).status == "completed"
+
+
 async def test_another_tenant_sees_nothing_of_it(rig: Rig) -> None:
     desk = await Desk.of(rig)
     rival = await Desk.of(rig, (await rig.keys.create("rival"))[0])

@@ -61,8 +61,8 @@ class Batches:
         output_expires_s: int | None = None,
     ) -> Batch:
         """`window`: as the client says it, and in seconds. Raises NOT_FOUND for the file,
-        RESOURCE_EXHAUSTED ("too_many_batches", "storage_full")."""
-        self._files.room.check()
+        RESOURCE_EXHAUSTED ("too_many_batches", "too_many_files", "storage_full")."""
+        await self._files.require_place(who.tenant)
         file = await self._files.get(who.tenant, input_file_id, "input_file_id")
         if file.purpose != "batch":
             raise wrong_purpose(file.id)

@@ -225,6 +225,15 @@ class Files:
         await self._blobs.put(key, self.pieces(tenant, id))
         return key
 
+    async def require_place(self, tenant: str) -> None:
+        """For what a batch will answer, which has its place in the list when the batch ends. Raises
+        RESOURCE_EXHAUSTED ("too_many_files", "storage_full")."""
+        self.room.check()
+        most = self._limits["files"]
+        if await self._redis.hlen(self._index(tenant)) >= most:
+            metrics.files_refused.labels("tenant").inc()
+            raise too_many("files", most)
+
     async def has_room(self, tenant: str) -> bool:
         """Whether the tenant and all together have not reached what Redis may hold of theirs."""
         of_tenant, of_all = self._in_redis
