@@ -27,7 +27,7 @@ from protos.common_pb2 import AttributeValue
 from services.common.errors import PenstockError, unavailable
 from services.retrieval.cache.revisions import Revisions
 from services.retrieval.documents.chunks import Chunk
-from services.retrieval.index import words
+from services.retrieval.index import effort, words
 from services.retrieval.index.attributes import stored as stored_attributes
 from services.retrieval.index.calls import Calls
 from services.retrieval.index.points import (
@@ -107,13 +107,23 @@ class Store:
         only: Condition | None = None,
     ) -> Found:
         """The nearest chunks by cosine, and those that share the rarest words with the text; how
-        rare a word is does not depend on `only`.
+        rare a word is does not depend on `only`. Raises INVALID_ARGUMENT ("filters_too_costly").
         """
         corpus = Is(SCOPE, tuple(scope_of(tenant, one) for one in collections))
         where = Every((corpus, only)) if only is not None else corpus
+        if only is not None and self._calls.kind == "embedded":
+            await self._refuse_costly(tenant, corpus, only)
         sparse = words.of_question(text)
         question = Question(where, corpus, limit, vector, sparse)
         return await self._calls.read("search", tenant, lambda points: points.search(question))
+
+    async def _refuse_costly(self, tenant: str, corpus: Condition, only: Condition) -> None:
+        each = effort.of_each_chunk(only)
+        if each < 1:
+            return
+        chunks = await self._calls.read("count", tenant, lambda points: points.count(corpus))
+        if each * chunks > effort.MOST:
+            raise effort.refusal(chunks)
 
     async def draft(
         self,
