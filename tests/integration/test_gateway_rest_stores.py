@@ -146,6 +146,12 @@ class Tenant:
                 ((("anchor", "created_at"), ("seconds", "1h")), "invalid_value", "seconds"),
             )
         ),
+        (
+            {"files": {"file": ("a.txt", b"x")}, "data": {"purpose": ["assistants", "user_data"]}},
+            400,
+            "invalid_argument",
+            "purpose",
+        ),
         ({"files": {"purpose": (None, "assistants")}}, 400, "invalid_argument", "file"),
         (
             {"files": {"purpose": (None, "assistants"), "file": (None, "x")}},

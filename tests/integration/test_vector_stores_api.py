@@ -432,6 +432,7 @@ async def test_pages_go_both_ways(rig: Rig) -> None:
     assert ([one.id for one in back.data], back.has_more) == (every[3:1:-1], True)
     back = await port.stores.list(before=every[2], order="asc")
     assert ([one.id for one in back.data], back.has_more) == (every[:2], False)
+    assert (await refusal(port.stores.list(before="")))[:2] == (400, "before")
     both = port.stores.list(before=every[2], after=every[0])
     assert (await refusal(both))[:2] == (400, "before")
 

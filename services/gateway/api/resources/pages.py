@@ -55,7 +55,7 @@ async def page_of(
     back = query.before is not None
     if back:
         ordered.reverse()
-    if (cursor := query.before or query.after) is not None:
+    if (cursor := query.before if back else query.after) is not None:
         ordered = _behind(cursor, "before" if back else "after", ordered, ordered)
     found: list[Item] = []
     at, some = 0, query.limit + 1  # enough, if all are in the list

@@ -77,9 +77,13 @@ async def _upload(
     except (MultiPartException, FormParserError):
         raise invalid("The form cannot be read.", "", reason="invalid_form") from None
     try:
-        for name in form:
+        seen = set()
+        for name, _ in form.multi_items():
             if name not in ("file", "purpose", *_AGE):
                 raise invalid(f"Unknown parameter: '{name[:64]}'.", name[:64], reason=UNKNOWN)
+            if name in seen:  # one of the two would be taken and the other ignored
+                raise invalid(f"The parameter '{name}' is there twice.", name)
+            seen.add(name)
         file, purpose = form.get("file"), form.get("purpose")
         if not isinstance(file, UploadFile):
             raise invalid("Missing required parameter: 'file'.", "file")
