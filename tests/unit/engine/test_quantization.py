@@ -179,6 +179,20 @@ def test_a_split_and_going_on_elsewhere_change_nothing(
     assert drive(prefill, [rest]).tokens[name] == tokens[9:]
 
 
+def test_a_weight_that_is_no_number_is_told_as_without(
+    checkpoint: Checkpoint, tmp_path: Path, quantization: str
+) -> None:
+    """And is not rounded to one that is."""
+    shutil.copytree(checkpoint(), tmp_path / "broken")
+    path = tmp_path / "broken/model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.0.mlp.down_proj.weight"][5, 7] = torch.inf
+    save_file(tensors, path, {"format": "pt"})
+    found = drive(make_engine(path.parent, quantization=quantization), work()[:1])
+    errors = [output.error for step in found.steps for output in step.outputs]
+    assert [error and error.message for error in errors] == ["The model's numbers are not finite"]
+
+
 def test_answers_are_near_those_of_the_weights_as_they_are(checkpoint: Checkpoint) -> None:
     """Beside random weights of 64 features, which are rounded worse than any model's."""
     prompts = make_prompts(24)
