@@ -138,10 +138,11 @@ class Reindexing:
         token = secrets.token_hex(8)
         id = f"{store}:{token}"
         round = Round(store=store, embedder=self._present(), token=token, request_id=id)
-        async with self._jobs.promised(self._queue(tenant), round.model_dump_json()):
-            await self._records.begin_reindexing(
-                tenant, store, round.embedder, round.token, _HELD_S, asked=asked
-            )
+        queue, job = self._queue(tenant), round.model_dump_json()
+        async with self._jobs.promised(queue, job):
+            told = (tenant, store, round.embedder, round.token, _HELD_S)
+            if not await self._records.begin_reindexing(*told, asked=asked):
+                await self._jobs.queues.withdraw(queue, job)
 
     async def cancel(self, tenant: str, store: str) -> None:
         """The file under way is the last. Raises as `begin`."""

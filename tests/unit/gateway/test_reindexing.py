@@ -12,7 +12,9 @@ from protos.retrieval_pb2 import IndexProgress
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import connect
 from services.gateway.jobs import jobs as jobs_module
+from services.gateway.jobs.queue import Claimed
 from services.gateway.stores import reindexing
+from services.gateway.stores.reindexing import Round
 from services.gateway.stores.store_files import AttachedFile
 from tests.support.stores_rig import CALLER, RIVAL, StoresRig
 from tests.support.waiting import until
@@ -128,6 +130,30 @@ async def test_searches_of_a_store_with_nothing_to_do_begin_nothing(rig: StoresR
     with pytest.raises(PenstockError, match="not known") as refused:
         await rig.reindexing.begin("acme", store, asked=True)
     assert refused.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_to_ask_again_and_again_makes_no_work(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time was a job more, in Redis, for nothing."""
+    store = await aged(rig)
+    rig.retrieval.gate.clear()
+    runs, run = [], rig.reindexing.run
+
+    async def noted(job: Claimed) -> None:
+        runs.append(job.body)
+        await run(job)
+
+    monkeypatch.setattr(rig.reindexing, "run", noted)
+    for _ in range(3):
+        await rig.reindexing.begin("acme", store, asked=True)
+    rig.retrieval.gate.set()
+    await rig.arrived()
+    for _ in range(3):
+        await rig.reindexing.begin("acme", store, asked=True)
+    await rig.arrived()
+    assert len({Round.model_validate_json(body).token for body in runs}) == 1
+    assert len(rig.retrieval.embedded) == 3
 
 
 async def test_files_of_before_anybody_noted_their_embedder_are_looked_at_once(
