@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 
+import grpc
 import numpy as np
 
 from protos import retrieval_pb2 as pb
@@ -20,15 +21,15 @@ from services.retrieval.pipeline.reading import blob_of, check_owner, load
 from services.retrieval.token_vectors import packed
 
 _STORED_AT_ONCE = 64  # chunks: what waits for the model is bounded, and what a kill does again
-
+_FOR_NOW = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 
 Tell = Callable[[pb.IndexNews], Awaitable[object]]
 
 
 async def index(parts: Parts, request: pb.IndexRequest, span: Span, tell: Tell) -> None:
     """Until the last step is done, searches find the document's earlier text, beside what is stored
-    of the new one. What is broken off (a killed service, a client that is gone) stays stored, for
-    who asks again; what fails is taken back."""
+    of the new one. What is broken off (a killed service, a client that is gone, something away or
+    full for now) stays stored, for who asks again; what fails is taken back."""
     reader, own, tenant = parts.model.reader, parts.settings, request.caller.tenant
     requests.check_index(request, reader.max_tokens - reader.special_tokens)
     check_owner(parts, tenant, request.blob)
@@ -53,8 +54,12 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span, tell: Tell) 
         loaded, document = await _read(parts, request, policy, chunking, span)
         async with asyncio.timeout(own.index_timeout_s):
             await _store(parts, policy, draft, document, span, tell, low=request.reindexing)
-    except (PenstockError, TimeoutError) as error:
-        if not (request.reindexing and isinstance(error, TimeoutError)):  # it waits behind others
+    except PenstockError as error:
+        if error.code not in _FOR_NOW:
+            parts.store.discard(draft)
+        raise
+    except TimeoutError:
+        if not request.reindexing:  # that waits behind others, and is gone on with
             parts.store.discard(draft)
         raise
     chunks, tokens = len(document.chunks), sum(map(len, document.texts))

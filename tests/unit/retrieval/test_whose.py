@@ -14,7 +14,7 @@ import pytest
 from protos import retrieval_pb2 as pb
 from protos.common_pb2 import AttributeValue, Caller, Passage
 from services.common.config import RetrievalSettings
-from services.common.errors import PenstockError, invalid
+from services.common.errors import PenstockError, invalid, unavailable
 from services.common.policy import NO_POLICY
 from services.common.telemetry import Telemetry
 from services.retrieval import pipeline
@@ -385,7 +385,10 @@ async def test_what_was_stored_of_a_file_that_cannot_be_read_any_more_is_taken_b
 
 async def test_what_fails_is_taken_back_and_what_is_broken_off_is_not(parts: Parts) -> None:
     parts.document = CutDocument([Chunk("T", "x", 0, 1, 1)], [[1]], 0)
-    for error, taken_back in ((invalid("no", "file"), 1), (asyncio.CancelledError(), 0)):
+    away = unavailable("it is slow", stage="retrieval", reason="store_slow")
+    full = PenstockError(grpc.StatusCode.RESOURCE_EXHAUSTED, "too much waits", stage="retrieval")
+    cut_off = asyncio.CancelledError()
+    for error, taken_back in ((invalid("no", "file"), 1), (cut_off, 0), (away, 0), (full, 0)):
 
         async def fail(*_: object, error: BaseException = error, **more: object) -> None:
             raise error
