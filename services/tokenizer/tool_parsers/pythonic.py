@@ -104,6 +104,8 @@ def _as_json(source: str) -> str:
         if call.args or any(one.arg is None for one in call.keywords):
             raise Malformed
         values = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
-        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+        told = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        told.encode()  # half a character, which Python's literals may hold, is no text
+        return told
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError, AssertionError):
         raise Malformed from None

@@ -140,6 +140,7 @@ def test_mistral(text: str, said: str, calls: list[list[str]]) -> None:
         ("[go(1)]", "[go(1)]", []),
         ("[go(a=open('x'))]", "[go(a=open('x'))]", []),
         ("[go(), 5.(]", ", 5.(]", [GO]),
+        ("[go(a='\\ud800')]", "[go(a='\\ud800')]", []),
         ("[go(a='cut", "[go(a='cut", []),
         ("[go(a=" + "[" * 60, "[go(a=" + "[" * 60, []),
     ],
