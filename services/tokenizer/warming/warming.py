@@ -167,10 +167,13 @@ class Warming:
         if not await self._payoff.take(tenant, found.gain):
             metrics.UNWARMED.labels("budget").inc()
             return
-        usage, took_s = await self._computed(model, request, found, span)
-        ahead = usage.prompt_tokens - usage.cached_tokens
+        ahead = 0
+        try:
+            usage, took_s = await self._computed(model, request, found, span)
+            ahead = usage.prompt_tokens - usage.cached_tokens
+        finally:
+            await self._payoff.settle(tenant, found.gain, ahead)
         span.set_attribute("warmed_tokens", ahead)
-        await self._payoff.settle(tenant, found.gain, ahead)
         if not ahead:
             self._pauses[model.name] = time.monotonic() + _PAUSE_S
             return

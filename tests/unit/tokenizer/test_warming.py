@@ -1,17 +1,24 @@
 """What is known of a chat's next prompt, and whether computing it ahead pays."""
 
+import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from protos.common_pb2 import Message, Passage, Usage
+from protos.common_pb2 import FINISH_STOP, Message, Passage, Usage
 from protos.tokenizer_pb2 import Chat, PromptRequest
+from services.common.config import TokenizerSettings
 from services.common.content import said
+from services.common.errors import unavailable
 from services.common.redis import Redis
+from services.common.telemetry import Telemetry
 from services.tokenizer import metrics
 from services.tokenizer.models import ServedModel
 from services.tokenizer.warming.known import Known, known
 from services.tokenizer.warming.payoff import Payoff, conversation
+from services.tokenizer.warming.warming import Warming
 from tests.unit.tokenizer.conftest import MakeModel, messages, passages
 
 ANSWER = "The water at the end of the penstock has a pressure of 12 bar, and it is cold. " * 2
@@ -159,6 +166,30 @@ async def test_a_tenants_budget_is_its_own(payoff: Payoff, monkeypatch: pytest.M
     assert await payoff.take("b", 10)
     now[0] += 60
     assert await payoff.take("a", 100)
+
+
+async def test_what_no_router_took_is_not_spent(
+    redis: Redis, namespace: str, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nobody() -> None:
+        raise unavailable("no router is ready", stage="router")
+
+    monkeypatch.setattr("services.tokenizer.warming.warming.known", lambda *_: Known([1] * 99, 0))
+    monkeypatch.setattr("services.tokenizer.warming.payoff.time.time", lambda: 6000.0)
+    routers, settings = (
+        SimpleNamespace(pick_least_loaded=nobody),
+        TokenizerSettings(warm_tokens_per_minute=100),
+    )
+    telemetry = Telemetry("tokenizer", "tokenizer-1")
+    warming = Warming(settings, redis, namespace, cast(Any, routers), telemetry)
+    output = SimpleNamespace(told=["yes"], token_ids=[2], reasoned=False, finish=FINISH_STOP)
+    asked = request(("user", "Is it cold?"))
+    asked.caller.tenant = "a"
+    prompt = SimpleNamespace(token_ids=[1], was_cut=False)
+    warming.answered(model, asked, cast(Any, prompt), cast(Any, output), "")
+    await asyncio.gather(*warming._tasks)
+    assert await warming._payoff.take("a", 100)
+    warming.stop()
 
 
 async def test_a_hit_is_what_the_next_turn_found_of_it(payoff: Payoff) -> None:
