@@ -15,6 +15,7 @@ from protos.common_pb2 import Passage
 from services.common.normal_form import normalized
 
 _MARK = re.compile(r"\[(\d{1,3})\]")
+_INDEXED = re.compile(r"_$|(?<![^\W_])[A-Za-z]$")
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 _QUOTE = re.compile(
     r"\"([^\"\n]{0,2000})\"|“([^“”\n]{0,2000})”|„([^„“”\n]{0,2000})[“”]|«([^«»\n]{0,2000})»"
@@ -85,9 +86,10 @@ def check(text: str, passages: Sequence[Passage]) -> Checked:
     if not passages:
         return Checked()
     prose = _CODE.sub(lambda code: " " * len(code.group()), text)
-    marks = [int(mark.group(1)) for mark in _MARK.finditer(prose) if _cites(prose, mark)]
-    cited = sum(1 <= n <= len(passages) for n in marks)
-    unknown = tuple(dict.fromkeys(n for n in marks if not 1 <= n <= len(passages)))
+    marks = [(int(mark.group(1)), mark.start()) for mark in _MARK.finditer(prose)]
+    cited = sum(1 <= n <= len(passages) for n, _ in marks)
+    others = [n for n, at in marks if not 1 <= n <= len(passages) and not _index(prose, at)]
+    unknown = tuple(dict.fromkeys(others))
     told: dict[int, str] = {}
     quoted, unfounded = 0, []
     for start, quote in _quotes(prose):
@@ -107,10 +109,9 @@ def check(text: str, passages: Sequence[Passage]) -> Checked:
     return Checked(cited, unknown, quoted, tuple(unfounded))
 
 
-def _cites(prose: str, mark: re.Match[str]) -> bool:
-    """An index behind a name ("a[12]") is none."""
-    before = prose[mark.start() - 1 : mark.start()]
-    return before != "_" and not (before.isascii() and before.isalnum())
+def _index(prose: str, at: int) -> bool:
+    """Behind a letter alone or an underscore ("a[12]"). Many models write "the lighthouse[2]"."""
+    return bool(_INDEXED.search(prose[max(0, at - 2) : at]))
 
 
 def _quotes(prose: str) -> Iterator[tuple[int, str]]:

@@ -77,6 +77,13 @@ def test_marks_name_passages_that_there_are():
     assert (checked.cited, checked.unknown) == (3, (3, 0, 17))
 
 
+def test_a_mark_right_behind_a_word_is_one():
+    checked = check(
+        "At the harbour[1], since 1871[2], in Zürich[2] a boat[9] of type B[1] [4]", PASSAGES
+    )
+    assert (checked.cited, checked.unknown) == (4, (9, 4))
+
+
 def test_without_passages_a_mark_may_be_anything():
     assert check('[1] "and a quotation of nobody\'s words" [2]', []) == Checked()
 
