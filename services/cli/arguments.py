@@ -69,7 +69,11 @@ def index(parser: argparse.ArgumentParser) -> None:
         "folder", type=_folder, metavar="DIR", help="its files, and those of folders in it"
     )
     parser.add_argument(
-        "--store", required=True, metavar="NAME", help="name or id; made where there is none"
+        "--store",
+        required=True,
+        type=_name,
+        metavar="NAME",
+        help="name or id; made where there is none",
     )
     parser.add_argument(
         "--prune", action="store_true", help="remove from the store what left the folder"
@@ -212,6 +216,12 @@ def _folder(text: str) -> Path:
     return path
 
 
+def _name(text: str) -> str:
+    if not text.strip():  # it would be that of every store without a name
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)
@@ -227,7 +237,8 @@ def whole(least: int, most: int = 2**31) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if not text.lstrip("-").isdecimal() or not least <= int(text) <= most:
-            bounds = f"from {least} to {most}" if most < 2**31 else f"of at least {least}"
+            told = most < 2**31 or len(text) > 9
+            bounds = f"from {least} to {most}" if told else f"of at least {least}"
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {bounds}")
         return int(text)
 

@@ -91,7 +91,7 @@ class Tenant:
     [
         ({"json": {"file": "x"}}, 415, "unsupported_media_type", None),
         ({"data": {"purpose": "assistants", "file": "x"}}, 415, "unsupported_media_type", None),
-        ({"files": {"file": ("a.txt", b"x")}}, 400, "unsupported_parameter", "purpose"),
+        ({"files": {"file": ("a.txt", b"x")}}, 400, "missing_required_parameter", "purpose"),
         (
             {"files": {"file": ("a.txt", b"x")}, "data": {"purpose": "vision"}},
             400,
@@ -152,11 +152,11 @@ class Tenant:
             "invalid_argument",
             "purpose",
         ),
-        ({"files": {"purpose": (None, "assistants")}}, 400, "invalid_argument", "file"),
+        ({"files": {"purpose": (None, "assistants")}}, 400, "missing_required_parameter", "file"),
         (
             {"files": {"purpose": (None, "assistants"), "file": (None, "x")}},
             400,
-            "invalid_argument",
+            "missing_required_parameter",
             "file",
         ),
         (

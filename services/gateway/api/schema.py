@@ -208,7 +208,7 @@ def _explain(error: ErrorDetails) -> PenstockError:
     elif reason == UNSUPPORTED:
         message = f"Unsupported parameter: '{path}': {error['msg']}."
     else:
-        message = f"Invalid '{path}': {error['msg']}."
+        message = f"Invalid '{path}': {error['msg'].removeprefix('Value error, ')}."
     return invalid(message, path, reason=reason, stage="gateway")
 
 

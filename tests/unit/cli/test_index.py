@@ -356,3 +356,10 @@ def test_a_server_that_is_down_is_told(folder, capsys):
     assert main(["index", str(folder), "--store", "s", "--url", "http://127.0.0.1:1"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("penstock: http://127.0.0.1:1/v1/vector_stores")
+
+
+def test_a_store_has_a_name(server, folder, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["index", str(folder), "--store", " "])
+    assert "--store: it is empty" in capsys.readouterr().err
+    assert not server.stores

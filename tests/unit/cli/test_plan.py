@@ -231,6 +231,10 @@ def test_what_cannot_be_planned_is_told_by_its_flag(
             ["kv", "llama-2-7b", "--tokens", "0"],
             "--tokens: '0' is not a whole number of at least 1",
         ),
+        (
+            ["kv", "llama-2-7b", "--tokens", "10000000000"],
+            "--tokens: '10000000000' is not a whole number from 1 to 2147483648",
+        ),
         (["kv", "llama-2-7b", "--memory", "-1"], "--memory: '-1' is not a number above 0"),
         (["gpus", "llama-2-7b"], "required: --gpu"),
         (

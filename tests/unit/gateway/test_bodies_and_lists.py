@@ -11,6 +11,7 @@ from protos.common_pb2 import Passage
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.gateway.api.resources.pages import PageQuery, page
+from services.gateway.api.resources.ranking import RankingOptions
 from services.gateway.api.rest.queries import page_query
 from services.gateway.api.schema import (
     Body,
@@ -182,3 +183,9 @@ def test_marks_of_four_digits_are_none():
     assert annotations("[0001]", [Passage(title="a")]) == []
     hundred = [Passage(title=str(n)) for n in range(1, 101)]
     assert [cited["filename"] for cited in annotations("[100][101]", hundred)] == ["100"]
+
+
+def test_what_a_model_says_itself_is_told_alone():
+    weights = {"embedding_weight": 0, "text_weight": 0}
+    with pytest.raises(PenstockError, match="'hybrid_search': one of embedding"):
+        validated(RankingOptions, {"hybrid_search": weights})

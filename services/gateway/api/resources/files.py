@@ -40,6 +40,9 @@ def purpose_of(told: object) -> Purpose:
     for purpose in PURPOSES:
         if told == purpose:
             return purpose
+    if not told:
+        message = "Missing required parameter: 'purpose'."
+        raise invalid(message, "purpose", reason="missing_required_parameter")
     accepted = ", ".join(f"'{one}'" for one in PURPOSES)
     raise invalid(f"Only one of {accepted} is supported.", "purpose", reason=UNSUPPORTED)
 

@@ -86,7 +86,8 @@ async def _upload(
             seen.add(name)
         file, purpose = form.get("file"), form.get("purpose")
         if not isinstance(file, UploadFile):
-            raise invalid("Missing required parameter: 'file'.", "file")
+            message = "Missing required parameter: 'file'."
+            raise invalid(message, "file", reason="missing_required_parameter")
         yield file.filename or "", _pieces(file), purpose_of(purpose), age_of(_age(form))
     finally:
         await form.close()
