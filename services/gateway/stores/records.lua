@@ -51,6 +51,7 @@ local STORES = root .. ':stores'
 local STATES = {'in_progress', 'completed', 'failed', 'cancelled'}
 local KEPT = {active = true, days = true, revision = true} -- of a store that expired
 local DAY = 86400
+local LOOKED_AT = 64 -- files of a store that may be told, in each search
 local BATCHES = 100 -- of one store; of more the oldest are forgotten
 
 local function whole(x) return string.format('%.0f', x) end
@@ -226,12 +227,17 @@ function ops.search(most, embedder, ...)
     if record and string.find(record, '"cache":{', 1, true) then
       table.insert(caches, cjson.encode(cjson.decode(record).cache))
     end
-    local ids = call('SMEMBERS', key(store, 'unready'))
-    table.sort(ids)
-    total = total + #ids
-    for _, id in ipairs(ids) do
-      if #found >= tonumber(most) then break end
-      table.insert(found, call('HGET', key(store), id) or nil)
+    local unready = key(store, 'unready')
+    local files = call('SCARD', unready)
+    total = total + files
+    if #found < tonumber(most) then
+      local ids = files > LOOKED_AT and call('SRANDMEMBER', unready, LOOKED_AT)
+        or call('SMEMBERS', unready)
+      table.sort(ids)
+      for _, id in ipairs(ids) do
+        if #found >= tonumber(most) then break end
+        table.insert(found, call('HGET', key(store), id) or nil)
+      end
     end
   end
   return {states, total, found, caches, due}

@@ -289,6 +289,25 @@ async def test_what_is_attached_to_nothing_or_is_nothing_is_named(rig: StoresRig
     assert await rig.records.searched("acme", [store]) == Unready([], 0)
 
 
+async def test_a_search_looks_at_a_few_of_many_files_that_it_does_not_find(rig: StoresRig) -> None:
+    """All of ten thousand were put in order: 12 ms of Redis, which all tenants share."""
+    rig.retrieval.failure = invalid("it is broken", "file")
+    store = await rig.store(*[await rig.file() for _ in range(7)])
+    await rig.arrived()
+    unready = rig.records._key("acme", "store", store, "unready")
+    few = await rig.records.searched("acme", [store])
+    assert (len(few.files), few.total) == (5, 7)
+
+    async def listed() -> int:
+        stats = await rig.redis.info("commandstats")
+        return int(stats["cmdstat_smembers"]["calls"])
+
+    await rig.redis.sadd(unready, *(f"gone{n}" for n in range(100)))
+    before = await listed()
+    assert (await rig.records.searched("acme", [store])).total == 107
+    assert await listed() == before
+
+
 async def test_stores_to_search_must_be_the_tenants_each_of_them(rig: StoresRig) -> None:
     own, also = await rig.store(), await rig.store()
     assert await rig.stores.require("acme", []) == Unready()
