@@ -315,22 +315,23 @@ def ranked(**options: Any) -> dict[str, Any]:
 
 async def test_a_search(rig):
     tenant = await Tenant.of(rig)
-    best = await tenant.file("best.md", "the tide comes in")
+    best = await tenant.file("best.pdf", "the tide comes in")
     files = [await tenant.file(f"{n}.md", f"tide {n}") for n in range(11)]
     store = await tenant.store(best, *files)
     path = f"/v1/vector_stores/{store}/search"
     for (_, _, file), document in rig.retrieval.servicer.documents.items():
         if file == best:
-            document.title = "best.md › Tides"
+            document.title = "best.pdf › Tides"
     found = await tenant.post(path, {"query": "the tide"})
     assert len(found["data"]) == 10
     assert found["data"][0] == {
         "file_id": best,
-        "filename": "best.md",
+        "filename": "best.pdf",
         "score": 1.0,
         "attributes": {},
         "content": [{"type": "text", "text": "the tide comes in"}],
-        "title": "best.md › Tides",
+        "title": "best.pdf › Tides",
+        "pages": {"first": 2, "last": 3},
     }
     del found["data"]
     assert found == {

@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 
 from protos import retrieval_pb2 as rpb
 from protos import retrieval_pb2_grpc, tokenizer_pb2, tokenizer_pb2_grpc
-from protos.common_pb2 import FINISH_STOP, Passage, Usage
+from protos.common_pb2 import FINISH_STOP, Passage, Range, Usage
 from protos.tokenizer_pb2 import Pool, Pooled, PromptPlan, PromptRequest, TextDelta
 from services.common import retrieval_abilities
 from services.common.blobs import Blobs
@@ -232,6 +232,7 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
                                 score=shared,
                                 source_id=source,
                                 attributes=document.attributes,
+                                pages=Range(first=2, last=3) if ".pdf" in document.title else None,
                             )
                         )
         found.sort(key=lambda passage: -passage.score)

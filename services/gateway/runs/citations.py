@@ -41,6 +41,16 @@ def filename(passage: Passage) -> str:
     return passage.title.split(_HEADINGS, 1)[0]
 
 
+def place(passage: Passage) -> dict[str, dict[str, int]]:
+    """Where in its document it stands: `pages` or `rows`, of those that have some."""
+    spans = {"pages": passage.pages, "rows": passage.rows}
+    return {
+        name: {"first": span.first, "last": span.last}
+        for name, span in spans.items()
+        if passage.HasField(name)
+    }
+
+
 def annotations(text: str, passages: Sequence[Passage]) -> list[dict[str, Any]]:
     """One `file_citation` for each mark in `text` that names one of `passages`, from 1 on.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 import grpc
 import pytest
 
-from protos.common_pb2 import Passage
+from protos.common_pb2 import Passage, Range
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.gateway.api.resources.pages import PageQuery, page
@@ -22,7 +22,7 @@ from services.gateway.api.schema import (
     read_aside,
     validated,
 )
-from services.gateway.runs.citations import annotations, filename
+from services.gateway.runs.citations import annotations, filename, place
 
 
 class Part(Body):
@@ -189,3 +189,12 @@ def test_what_a_model_says_itself_is_told_alone():
     weights = {"embedding_weight": 0, "text_weight": 0}
     with pytest.raises(PenstockError, match="'hybrid_search': one of embedding"):
         validated(RankingOptions, {"hybrid_search": weights})
+
+
+def test_a_passages_place_is_told_where_it_has_one():
+    paged = Passage(title="a.pdf", pages=Range(first=2, last=3))
+    assert place(paged) == {"pages": {"first": 2, "last": 3}}
+    assert place(Passage(title="a.csv", rows=Range(first=1, last=1))) == {
+        "rows": {"first": 1, "last": 1}
+    }
+    assert place(Passage(title="a.md")) == {}

@@ -12,6 +12,7 @@ from protos.common_pb2 import (
     FINISH_NONE,
     FINISH_STOP,
     Passage,
+    Range,
     Searched,
     TokenIds,
     Usage,
@@ -32,7 +33,9 @@ from services.gateway.runs import prompt as prompt_module
 from services.gateway.runs.prompt import Answer, Prompt, total_usage
 
 PASSAGES = [
-    Passage(title="a.md", text="x", score=0.123456, source_id="file-1"),
+    Passage(
+        title="a.md", text="x", score=0.123456, source_id="file-1", rows=Range(first=4, last=9)
+    ),
     Passage(title="mine", text="y"),
     Passage(title="left out", text="z"),
 ]
@@ -100,7 +103,14 @@ def test_a_chats_answer():
     assert extension["request_id"] == "req_abc"
     assert extension["warning"] == "one; two"
     assert extension["passages"] == [
-        {"index": 1, "file_id": "file-1", "filename": "a.md", "title": "a.md", "score": 0.1235},
+        {
+            "index": 1,
+            "file_id": "file-1",
+            "filename": "a.md",
+            "title": "a.md",
+            "score": 0.1235,
+            "rows": {"first": 4, "last": 9},
+        },
         {"index": 2, "file_id": None, "filename": "mine", "title": "mine", "score": 0.0},
     ]
     plan = PromptPlan(window=512, user=5, passages_used=2)

@@ -29,7 +29,7 @@ from protos.common_pb2 import (
 from protos.tokenizer_pb2 import TextDelta, ToolCallDelta
 from services.gateway.api.rest import logprobs
 from services.gateway.metering.prices import Cost
-from services.gateway.runs.citations import Checked, annotations, filename
+from services.gateway.runs.citations import Checked, annotations, filename, place
 from services.gateway.runs.prompt import Answer, total_usage
 
 _FINISH = {
@@ -94,6 +94,7 @@ def extension(answer: Answer, cost: Cost | None = None) -> dict[str, Any]:
                 "file_id": passage.source_id or None,
                 "filename": filename(passage),
                 "title": passage.title,
+                **place(passage),
                 "score": round(passage.score, 4),
             }
             for index, passage in enumerate(answer.passages_used, 1)

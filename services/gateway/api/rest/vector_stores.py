@@ -19,7 +19,7 @@ from services.gateway.api.rest.queries import page_query
 from services.gateway.api.schema import parse_body
 from services.gateway.identity.principal import Principal
 from services.gateway.parts import Gateway
-from services.gateway.runs.citations import filename
+from services.gateway.runs.citations import filename, place
 from services.gateway.stores.searching import search
 from services.gateway.stores.store_files import told_attributes
 
@@ -161,6 +161,7 @@ async def search_store(gateway: Gateway, exchange: Exchange, principal: Principa
             "attributes": told_attributes(passage.attributes),
             "content": [{"type": "text", "text": passage.text}],
             "title": passage.title,
+            **place(passage),
         }
         for passage in found.passages
     ]

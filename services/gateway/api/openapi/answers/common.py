@@ -58,7 +58,21 @@ class Plan(TypedDict):
     messages_dropped: int
 
 
-class UsedPassage(TypedDict):
+class Range(TypedDict):
+    """From 1 on, both included."""
+
+    first: int
+    last: int
+
+
+class Place(TypedDict):
+    """`pages`: or slides, where the document has some; `rows`: of a table."""
+
+    pages: NotRequired[Range]
+    rows: NotRequired[Range]
+
+
+class UsedPassage(Place):
     """`index`: as the answer cites it."""
 
     index: int

@@ -4,7 +4,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from services.gateway.api.openapi.answers.common import Priced
+from services.gateway.api.openapi.answers.common import Place, Priced
 from services.gateway.stores.file_record import Purpose
 
 Status = Literal["in_progress", "completed", "failed", "cancelled"]
@@ -137,7 +137,7 @@ class FoundText(TypedDict):
     text: str
 
 
-class Found(TypedDict):
+class Found(Place):
     file_id: str
     filename: str
     score: float
