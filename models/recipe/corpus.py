@@ -22,7 +22,11 @@ MIXED_AT = 0.3
 NARROW, WIDE = (4, 6, 1.5, 0.3, 0, 0, 0), (5, 4, 3.5, 2.5, 1.2, 0.6, 0.15)
 WIDE_AT = 0.4
 NOT_TOLD = (0.05, 0.34)  # shares of the questions, at the start and from `WIDE_AT` on
-RELATIONS = (1.0, 0.42)  # shares of the passages that are composed
+# Shares of the passages that are composed of relations, at the start and from `TEXTS_AT` on: these
+# teach soon to compare and to copy, but to tell things of one kind apart. In ordinary texts it is
+# words of like meaning that lead to the answer, and only documents teach that.
+RELATIONS = (1.0, 0.25)
+TEXTS_AT = 0.25
 FACTS = (1, 4)  # the most that a composed passage tells
 DECLINED = 0.12  # of the turns with tools, those that ask for one that is not offered
 
@@ -82,7 +86,7 @@ def looked_up(rng: random.Random, progress: float) -> Conversation:
         rng.choices(range(1, 8), weights)[0],
         rng.random() >= _between(NOT_TOLD, progress, WIDE_AT),
         most_facts=round(_between(FACTS, progress, WIDE_AT)),
-        relations=_between(RELATIONS, progress, WIDE_AT),
+        relations=_between(RELATIONS, progress, TEXTS_AT),
     )
 
 
