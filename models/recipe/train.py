@@ -40,7 +40,7 @@ class Plan:
     step_tokens: int = 4608  # of an optimizer step, about
     late_tokens: int = 8192  # the same once the rates decay
     micro_tokens: int = 1152  # that a thread takes through the model at once, about
-    muon_rate: float = 0.005
+    muon_rate: float = 0.0025
     adam_rate: float = 1e-3
     warm_up: int = 40  # steps
     decay_from: float = 0.7  # share of the training

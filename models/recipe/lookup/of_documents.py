@@ -17,6 +17,7 @@ from models.recipe.lookup.passage import (
     within,
 )
 
+WHOLE = 0.5  # how often a document is shown whole, and not a chunk or two of it
 ALONE = 0.35  # how often one passage will do where more were wanted and none could be beside it
 TRIES = 12  # documents that are tried for a set of passages before it is made smaller
 
@@ -103,7 +104,7 @@ def _chunks(rng: random.Random, filled: Filled, spans: Spans, most: int) -> list
     """The document whole, or up to `most` of its chunks, the one with the answer among them."""
     title, text = _title(rng, filled), filled.body.text
     whole = [passage(rng, title, text, spans)]
-    if len(text.split()) < 45 or rng.random() < 0.25:
+    if len(text.split()) < 45 or rng.random() < WHOLE:
         return whole
     chunks = [(within(spans, a, b), text[a:b]) for a, b in cut(text, rng.randint(25, 65))]
     telling = [chunk for chunk in chunks if chunk[0]][:1]
