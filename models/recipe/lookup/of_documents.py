@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from models.recipe.bank.documents import Filled, Question
 from models.recipe.bank.store import side
+from models.recipe.bank.text import Text
 from models.recipe.lookup import naming, of_relations
 from models.recipe.lookup.passage import (
     SENTENCE_END,
@@ -19,6 +20,7 @@ from models.recipe.lookup.passage import (
 
 WHOLE = 0.5  # how often a document is shown whole, and not a chunk or two of it
 ALONE = 0.35  # how often one passage will do where more were wanted and none could be beside it
+CATCHWORD = 0.3  # how often it is asked in catchwords, against once in a question's form
 TRIES = 12  # documents that are tried for a set of passages before it is made smaller
 
 
@@ -92,8 +94,14 @@ def _removed(rng: random.Random, filled: Filled, count: int) -> Asked | None:
 
 def _asked(rng: random.Random, filled: Filled, question: Question, own: list[Passage]) -> Asked:
     """The question in one of its wordings, put to the document's own passages."""
-    made = filled.ask(rng.choice(question.wordings))
+    made = filled.ask(_wording(rng, question))
     return Asked(made.text, [made.text[piece.start : piece.end] for piece in made.pieces], own)
+
+
+def _wording(rng: random.Random, question: Question) -> Text:
+    """How it is asked: mostly as a question. Two in five wordings are catchwords."""
+    asked = [1.0 if str(one.parts[-1]).endswith("?") else CATCHWORD for one in question.wordings]
+    return rng.choices(question.wordings, asked)[0]
 
 
 def _title(rng: random.Random, filled: Filled) -> str:
