@@ -242,8 +242,10 @@ def looks(model: Llama, number: int, read: Tensor, rows: Tensor, places: Tensor)
     layer = cast(Layer, model.model.layers[number])
     normed, attention, tokens = layer.input_layernorm(read), layer.self_attn, read.shape[1]
     head = attention.rows(0)
-    query = F.linear(normed[rows, places], attention.q_proj.weight[head])
-    key = F.linear(normed, attention.k_proj.weight[head])
+    query, key = (
+        F.linear(x, project.weight[head], project.bias[head] if model.shape.biased else None)
+        for x, project in ((normed[rows, places], attention.q_proj), (normed, attention.k_proj))
+    )
     query = _turned(query.float(), model.cos[places], model.sin[places])
     key = _turned(key.float(), model.cos[:tokens], model.sin[:tokens])
     scores: Tensor = torch.einsum("pd,ptd->pt", query, key[rows]) * model.shape.head_dim**-0.5

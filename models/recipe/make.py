@@ -19,11 +19,21 @@ from models.recipe.train import Plan, train
 
 RECIPE = Path(__file__).parent
 SHAPES = {
-    "demo": Shape(bpe.VOCABULARY),
-    "draft": Shape(bpe.VOCABULARY, hidden=160, inner=256, layers=6, heads=4, head_dim=32),
+    "demo": Shape(
+        bpe.VOCABULARY,
+        hidden=448,
+        inner=1024,
+        layers=7,
+        heads=14,
+        head_dim=32,
+        theta=1e9,
+        biased=True,
+    ),
+    "draft": Shape(bpe.VOCABULARY, hidden=128, inner=256, layers=6, heads=4, head_dim=16),
 }
 FOLDERS = {"demo": "demo", "draft": "demo-draft"}
-POOLS = {"demo": 700, "draft": 120}
+POOLS = {"demo": 140, "draft": 120}
+DISTILLED = 16  # of the demo's
 
 
 def fingerprint() -> str:
@@ -63,7 +73,7 @@ def main() -> None:
     models = {
         name: train(
             shape,
-            Plan(POOLS[name], options.seed),
+            Plan(POOLS[name], options.seed, distilled=DISTILLED if shape.biased else 0),
             tokenizer,
             folder / name,
             options.device,

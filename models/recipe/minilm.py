@@ -30,6 +30,15 @@ def _model() -> tuple[torch.nn.Module, Tokenizer]:
     return AutoModel.from_pretrained(FOLDER, dtype=torch.float32).eval(), tokenizer
 
 
+@cache
+def reader() -> tuple[torch.nn.Module, Tokenizer]:
+    """The model, and its tokenizer for texts of any length."""
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return _model()[0], tokenizer
+
+
 @torch.no_grad()
 def encode(texts: list[str], size: int = 256) -> Tensor:
     """(texts, WIDTH) of unit length, what each text means."""

@@ -26,6 +26,7 @@ class Shape:
     context: int = 2048
     theta: float = 500000.0
     epsilon: float = 1e-5
+    biased: bool = False  # whether all projections have biases, as MiniLM's have
 
 
 class _Normed(torch.autograd.Function):
@@ -143,33 +144,41 @@ class Attention(nn.Module):
         super().__init__()
         self.shape = shape
         width = shape.heads * shape.head_dim
-        self.q_proj = nn.Linear(shape.hidden, width, bias=False)
-        self.k_proj = nn.Linear(shape.hidden, width, bias=False)
-        self.v_proj = nn.Linear(shape.hidden, width, bias=False)
-        self.o_proj = nn.Linear(width, shape.hidden, bias=False)
+        self.q_proj = nn.Linear(shape.hidden, width, bias=shape.biased)
+        self.k_proj = nn.Linear(shape.hidden, width, bias=shape.biased)
+        self.v_proj = nn.Linear(shape.hidden, width, bias=shape.biased)
+        self.o_proj = nn.Linear(width, shape.hidden, bias=shape.biased)
 
     def rows(self, head: int) -> slice:
         """The rows of the weights that are a head's."""
         return slice(head * self.shape.head_dim, (head + 1) * self.shape.head_dim)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def heads_of(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(batch, tokens, heads * head_dim): what each head brings."""
         rows, tokens, _ = x.shape
         dim = self.shape.head_dim
         projections = self.q_proj, self.k_proj, self.v_proj
         q, k, v = (project(x).view(rows, tokens, -1, dim) for project in projections)
-        out: Tensor = self.o_proj(attend(q, k, v, cos, sin).flatten(2))
+        return attend(q, k, v, cos, sin).flatten(2)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        out: Tensor = self.o_proj(self.heads_of(x, cos, sin))
         return out
 
 
 class MLP(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden, shape.inner, bias=False)
-        self.up_proj = nn.Linear(shape.hidden, shape.inner, bias=False)
-        self.down_proj = nn.Linear(shape.inner, shape.hidden, bias=False)
+        self.gate_proj = nn.Linear(shape.hidden, shape.inner, bias=shape.biased)
+        self.up_proj = nn.Linear(shape.hidden, shape.inner, bias=shape.biased)
+        self.down_proj = nn.Linear(shape.inner, shape.hidden, bias=shape.biased)
+
+    def inner(self, x: Tensor) -> Tensor:
+        """(batch, tokens, inner)"""
+        return F.silu(self.gate_proj(x)) * self.up_proj(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(self.inner(x))
         return out
 
 
@@ -214,7 +223,7 @@ class Llama(nn.Module):
     def reset(self) -> None:
         """Small normal weights; those that write to the residual stream start at zero."""
         for name, weight in self.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
+            if name.endswith(("o_proj.weight", "down_proj.weight", "bias")):
                 nn.init.zeros_(weight)
             elif weight.ndim == 2:
                 std = 0.02 if "embed" in name else weight.shape[1] ** -0.5

@@ -57,7 +57,7 @@ PLACE, FEW, MANY = (0.02, 0.1, 40.0), (0.05, 0.25, 60.0), (0.015, 0.05, 50.0)
 
 def finds(shape: Shape) -> int:
     """The layer whose first head finds the place that tells."""
-    return shape.layers // 2
+    return shape.layers - 2
 
 
 def points(shape: Shape) -> int:
@@ -180,12 +180,15 @@ class Head:
         inputs = attention.q_proj, attention.k_proj, attention.v_proj
         return [
             *(project.weight.data[rows] for project in inputs),
+            *(project.bias.data[rows] for project in inputs if attention.shape.biased),
             attention.o_proj.weight.data[:, rows],
         ]
 
 
 def written(shape: Shape) -> list[Head]:
     """The heads that training leaves alone at first, until the others have learned to use them."""
+    if shape.biased:  # `layers.py`
+        return [Head(0, 0)]
     numbers = (range(4), range(min(6, shape.heads)), range(3))
     return [Head(layer, number) for layer, some in enumerate(numbers) for number in some]
 

@@ -23,9 +23,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from models.recipe import minilm
 
-VOCABULARY = 21_504
-PIECES = 1_800  # bytes, marks, and parts of words, without a space
-LOWER = 7_300  # words in small letters; what room is left goes to words with a capital
+VOCABULARY = 13_312
+PIECES = 1_300  # bytes, marks, and parts of words, without a space
+LOWER = 4_300  # words in small letters; what room is left goes to words with a capital
 SPECIAL = [
     "<|pad|>",
     "<|end|>",

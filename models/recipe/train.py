@@ -23,12 +23,14 @@ from torch import Tensor, nn
 
 from models.recipe import start
 from models.recipe.batches import Batch, pool, steps
+from models.recipe.distil import Distiller
 from models.recipe.guides import FINDING, GUESSING, MEANING, POINTING, Guides
 from models.recipe.model import Llama, Shape
 from models.recipe.optim import optimizers, set_rates
 from models.recipe.swaps import Swaps
 
 SAVE_EVERY = 2  # pools
+MIXED = 0.5  # how far the corpus is (`corpus.py`) while layers are told: texts of all kinds
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,13 @@ class Plan:
     adam_rate: float = 1e-3
     warm_up: int = 40  # steps
     decay_from: float = 0.7  # share of the training
+    distilled: int = 0  # pools at first in which the layers are told alone (`distil.py`)
+    distilling_tokens: int = 2304  # of a step in these
     held: int = 3000  # steps for which the heads of the first weights stay as they are
+
+    def progress(self, pool: int) -> float:
+        """From 0 to 1: how far the training on answers is."""
+        return max(0, pool - self.distilled) / (self.pools - self.distilled)
 
     def rates(self, step: int, progress: float) -> tuple[float, float]:
         """The rates of Muon and of AdamW."""
@@ -92,6 +100,7 @@ class Tally:
         self.guides = [
             0.0
         ] * 6  # guesses, pointers, meanings, finds; rows, sentences with a meaning
+        self.missed: list[Tensor] = []  # of the distillation, by layer
         self.lock = Lock()
 
     def add(self, batch: Batch, losses: Tensor, right: Tensor) -> None:
@@ -112,6 +121,9 @@ class Tally:
             self.guides = [a + b for a, b in zip(self.guides, parts, strict=True)]
 
     def __str__(self) -> str:
+        if self.missed:
+            likes = 1 - torch.stack(self.missed).mean(0)
+            return "like MiniLM " + " ".join(f"{like:.3f}" for like in likes.tolist())
         parts = [
             f"{s} {e[0] / max(1, e[1]):.3f}/{100 * e[2] / e[3]:.0f}% of {e[3]:.0f}"
             for s, e in sorted(self.sums.items())
@@ -140,14 +152,20 @@ class Crew:
         # PyTorch's own number of threads is set thread by thread.
         self.threads = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
-    def learn(self, group: list[Batch], tally: Tally) -> None:
-        """Leaves the gradient of one step in the model's parameters."""
-        total = sum(batch.weights.sum().item() for batch in group)
+    def learn(self, group: list[Batch], tally: Tally, distiller: Distiller | None) -> None:
+        """Leaves the gradient of one step in the model's parameters. `distiller`: in the first
+        stage, what tells.
+        """
+        weights = sum(batch.weights.sum().item() for batch in group)
+        tokens = sum(batch.inputs.numel() for batch in group)
         shares = _dealt(group, len(self.replicas))
 
         def work(replica: Learner, share: list[Batch]) -> None:
             for batch in share:
-                _learn(replica, batch, total, self.half, tally)
+                if distiller:
+                    _follow(replica, batch, tokens, distiller, tally)
+                else:
+                    _learn(replica, batch, weights, self.half, tally)
 
         list(self.threads.map(work, self.replicas, shares))
         for replica in self.replicas[1:]:
@@ -177,6 +195,16 @@ def _learn(learner: Learner, batch: Batch, total: float, half: bool, tally: Tall
     (weighed + guides).div(total).backward()
     tally.add(batch, losses.detach().cpu(), right.cpu())
     tally.add_guides(batch, *(loss.item() for loss in guided))
+
+
+def _follow(
+    learner: Learner, batch: Batch, total: float, distiller: Distiller, tally: Tally
+) -> None:
+    """Adds a micro-batch's part of the gradient of a distilling step of `total` tokens."""
+    missed = distiller.missed(learner.llama, batch.inputs)
+    (missed.sum() * batch.inputs.numel() / total).backward()
+    with tally.lock:
+        tally.missed.append(missed.detach())
 
 
 @dataclass
@@ -217,13 +245,17 @@ class Training:
             self.learner, self.crew.threads, plan.muon_rate, plan.adam_rate, self.crew.half
         )
         self.movable = start.movable(tokenizer).to(device).float()[:, None]
+        self.distiller = Distiller.of(tokenizer) if shape.biased else None
         self.done = Progress()
 
     def begin(self) -> None:
         """Writes the first weights."""
         torch.manual_seed(self.plan.seed)
         fresh = Llama(self.shape)
-        start.prepare(fresh, self.tokenizer)
+        if self.distiller:
+            self.distiller.begin(fresh, self.tokenizer, self.plan.seed)
+        else:
+            start.prepare(fresh, self.tokenizer)
         self.learner.llama.load_state_dict(fresh.state_dict())
         self._keep()
 
@@ -271,24 +303,27 @@ class Training:
     def learn(self) -> Tally:
         """One pool of examples."""
         done, plan = self.done, self.plan
-        progress = done.pool / plan.pools
+        distiller = self.distiller if done.pool < plan.distilled else None
+        progress = plan.progress(done.pool)
         size = plan.step_tokens if progress < plan.decay_from else plan.late_tokens
+        size = plan.distilling_tokens if distiller else size
         tally = Tally()
         batches = pool(
             self.tokenizer,
             self.swaps,
             plan.seed,
             done.pool,
-            progress,
+            MIXED if distiller else progress,
             plan.micro_tokens,
             self.shape.context,
         )
         embedding = self.learner.llama.model.embed_tokens.weight
         for group in steps(batches, size):
             set_rates(self.optimizers, plan.rates(done.step, progress))
-            self.crew.learn(group, tally)
+            self.crew.learn(group, tally, distiller)
             assert embedding.grad is not None
-            embedding.grad.mul_(self.movable)  # words keep what they mean
+            if not distiller:
+                embedding.grad.mul_(self.movable)  # words keep what they mean
             for optimizer in self.optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
