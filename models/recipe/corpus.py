@@ -25,7 +25,7 @@ NOT_TOLD = (0.05, 0.26)  # shares of the questions, at the start and from `WIDE_
 # Shares of the passages that are composed of relations, at the start and from `TEXTS_AT` on: these
 # teach soon to compare and to copy, but to tell things of one kind apart. In ordinary texts it is
 # words of like meaning that lead to the answer, and only documents teach that.
-RELATIONS = (1.0, 0.25)
+RELATIONS = (0.5, 0.25)
 TEXTS_AT = 0.25
 FACTS = (1, 4)  # the most that a composed passage tells
 DECLINED = 0.12  # of the turns with tools, those that ask for one that is not offered

@@ -30,10 +30,11 @@ from torch import Tensor
 
 from models.recipe.minilm import WIDTH
 from models.recipe.model import Layer, Llama
-from models.recipe.teacher import CLS, SEP, UNKNOWN, Said, Teacher, marker, read, spelled, unit
+from models.recipe.teacher import CLS, FAR, SEP, UNKNOWN, Said, Teacher, marker, read, spelled, unit
 
 OWN = 2  # heads of our own in each layer, the first
-CODE = slice(WIDTH, 414)  # a code of the token's own
+CODE = slice(WIDTH, 413)  # a code of the token's own
+MARK = 413  # whether MiniLM reads its mark of a beginning, which heads rest on at any distance
 SPACE, CAPITAL = 414, 415  # whether it has a space before it, a capital
 BEFORE = slice(416, 448)  # the first 32 of the token before
 LOUD = 0.5  # of these features, beside MiniLM's of one
@@ -43,7 +44,7 @@ RIDGE = 1e-3  # of the fits, beside the mean square of what is fitted from
 SILU = 1.702
 LOOKS_BACK = 16.0  # scores of the head that looks at the token before
 SHARP = 0.1  # the gain of the last norm: how sure a fresh model is
-MATCHES = 6.0  # … of the pointing head, where the code is the same
+MATCHES = 3.0  # … of the pointing head, where the code is the same
 
 
 class Texts:
@@ -103,7 +104,10 @@ class Fit:
     def layer(self, number: int) -> None:
         """Writes a layer, and goes on behind it."""
         layer = cast(Layer, self.model.model.layers[number])
-        told = [self.teacher.layer(number, read) for read in self.reads]
+        told = [
+            self.teacher.layer(number, read, part.theirs == CLS)
+            for read, part in zip(self.reads, self.parts, strict=True)
+        ]
         self.said = [said for said, _ in told]
         self._attention(number, layer)
         self._inner(number, layer)
@@ -122,6 +126,7 @@ class Fit:
         attention.v_proj.weight[heads], attention.v_proj.bias[heads] = sides[2]
         (query, query_bias), (key, _) = sides[:2]  # a key's bias is the same for all keys
         inputs = self.ours(normed)
+        mark = inputs[:, MARK].max()
         for head in range(12):
             rows = slice(head * 32, (head + 1) * 32)
             asked = torch.cat((query[rows], query_bias[rows, None]), 1)
@@ -129,7 +134,9 @@ class Fit:
             to = attention.rows(OWN + head)
             attention.q_proj.weight[to], attention.q_proj.bias[to] = mine[:, :-1], mine[:, -1]
             attention.k_proj.weight[to], attention.k_proj.bias[to] = theirs_, 0
-            _distances(self.model, attention, OWN + head, self.teacher.distances[number][head])
+            told = self.teacher.distances[number][head]
+            far = _distances(self.model, attention, OWN + head, told)
+            _rest(attention, to, self.teacher.sinks[number][head] - far, mark)
         brought = [self._heads(layer, x) for x in normed]
         gain = 1 / times(read, self.held) * times(self.ours(self.streams)[:, :WIDTH], self.held)
         self._write(
@@ -185,7 +192,7 @@ def compared(query: Tensor, key: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor
     ]
     left, values, right = torch.linalg.svd(spread[0].T @ spread[1])
     pairs = len(query) // 2
-    places = [place for pair in range(pairs - 1, FAST - 1, -1) for place in (pair, pair + pairs)]
+    places = [place for pair in range(pairs - 1, FAST, -1) for place in (pair, pair + pairs)]
     made = []
     for turn, low, weight in ((left.T, spread[0], query), (right, spread[1], key)):
         whole = values.sqrt()[:, None] * (turn @ torch.linalg.solve(low, weight.double()))
@@ -195,8 +202,18 @@ def compared(query: Tensor, key: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor
     return made[0], made[1]
 
 
-def _distances(model: Llama, attention: Any, head: int, scores: Tensor) -> None:
-    """Biases that give a head these scores by distance, about."""
+def _rest(attention: Any, rows: slice, score: Tensor, mark: Tensor) -> None:
+    """Adds so much to a head's scores of marks; `mark`: what its key reads there."""
+    place = rows.start + FAST
+    much = (score.abs() * attention.shape.head_dim**0.5).sqrt()
+    attention.q_proj.bias[place] = much
+    attention.k_proj.weight[place, MARK] = much * score.sign() / mark
+
+
+def _distances(model: Llama, attention: Any, head: int, scores: Tensor) -> Tensor:
+    """Biases that give a head these scores by distance, about. Returns the
+    score of what is far, of which the biases leave out what is the same at any distance.
+    """
     half = model.shape.head_dim // 2
     rates = model.shape.theta ** (-torch.arange(half) / half)
     back = torch.arange(len(scores))
@@ -212,6 +229,7 @@ def _distances(model: Llama, attention: Any, head: int, scores: Tensor) -> None:
     attention.q_proj.bias[pairs] = much * angle.cos()
     attention.q_proj.bias[pairs + half] = -much * angle.sin()
     attention.k_proj.bias[pairs] = much
+    return found[-1] + (waves[FAR // 8 :, :-1] @ found[:-1]).mean()
 
 
 @torch.no_grad()
@@ -261,6 +279,8 @@ def _embed(model: Llama, tokenizer: Tokenizer, teacher: Teacher) -> None:
     embedding[:, CODE] = codes[[
         stems[word.strip(" ")] if word else len(stems) + token for token, word in enumerate(words)
     ]]  # fmt: skip
+    embedding[:, MARK] = 0
+    embedding[starts, MARK] = 4 * LOUD
     embedding[:, SPACE] = torch.tensor([LOUD if w.startswith(" ") else -LOUD for w in words])
     embedding[:, CAPITAL] = torch.tensor([LOUD * (w.strip() != w.strip().lower()) for w in words])
     embedding[:, BEFORE] = 0

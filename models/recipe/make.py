@@ -7,6 +7,7 @@ changed recipe begins a new run.
 
 import argparse
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,8 +33,7 @@ SHAPES = {
     "draft": Shape(bpe.VOCABULARY, hidden=128, inner=256, layers=6, heads=4, head_dim=16),
 }
 FOLDERS = {"demo": "demo", "draft": "demo-draft"}
-POOLS = {"demo": 140, "draft": 120}
-DISTILLED = 16  # of the demo's
+PLANS = {"demo": Plan(150, distilled=20, layer_rate=4e-4), "draft": Plan(120)}
 
 
 def fingerprint() -> str:
@@ -73,7 +73,7 @@ def main() -> None:
     models = {
         name: train(
             shape,
-            Plan(POOLS[name], options.seed, distilled=DISTILLED if shape.biased else 0),
+            replace(PLANS[name], seed=options.seed),
             tokenizer,
             folder / name,
             options.device,

@@ -1,4 +1,5 @@
-"""Muon for the matrices inside the layers, AdamW for the embedding and the norms.
+"""Muon for the matrices inside the layers, AdamW for the embedding and the norms; AdamW alone for
+layers that are MiniLM's, which are to be bent and not made anew.
 
 Muon (Jordan et al., 2024) takes the momentum of a weight matrix and replaces it by the nearest
 orthogonal matrix, so that all directions of the weight learn at the same speed. The nearest
@@ -7,7 +8,7 @@ once.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -98,13 +99,26 @@ def optimizers(
     return made
 
 
+def gentle(
+    model: nn.Module, known: Sequence[nn.Module], rate: float, adam_lr: float
+) -> list[torch.optim.Optimizer]:
+    """One over the parameters of layers that know something, one over all others."""
+    layers = [p for layer in known for p in layer.parameters()]
+    ids = {id(p) for p in layers}
+    others = [p for p in model.parameters() if id(p) not in ids]
+    return [
+        torch.optim.AdamW(some, lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
+        for some, lr in ((layers, rate), (others, adam_lr))
+    ]
+
+
 def _is_inner(name: str, parameter: nn.Parameter) -> bool:
     """Whether it is a matrix inside a layer."""
     return parameter.ndim == 2 and ".layers." in name
 
 
 def set_rates(made: list[torch.optim.Optimizer], rates: tuple[float, float]) -> None:
-    """Sets the rates of Muon and of AdamW."""
+    """Sets the rates of both optimizers."""
     for optimizer, rate in zip(made, rates, strict=True):
         for group in optimizer.param_groups:
             group["lr"] = rate

@@ -53,15 +53,18 @@ class Teacher:
         length = FAR + 8
         rows = torch.tensor([[CLS, *some[: length - 1]] for some in ids if len(some) >= length - 1])
         self.distances = [torch.zeros(0)] * len(net.encoder.layer)  # each (heads, FAR)
+        self.sinks = [torch.zeros(0)] * len(net.encoder.layer)  # (heads): likewise, of CLS
         with torch.no_grad():
             told = self._embedded(rows, places[:length])
             x = self.words(rows)
             for number in range(len(self.distances)):
                 apart = self._scores(number, told) - self._scores(number, x)
-                backs = [apart[:, :, :, 1:].diagonal(-back, 2, 3) for back in range(FAR)]
+                self.sinks[number] = apart[:, :, FAR // 8 :, 0].mean((0, 2))
+                apart = apart[:, :, 1:, 1:]
+                backs = [apart.diagonal(-back, 2, 3) for back in range(FAR)]
                 self.distances[number] = torch.stack([b.mean((0, 2)) for b in backs], 1)
                 told = self._layer(number, told, self._scores(number, told))[1]
-                x = self.layer(number, x)[1]
+                x = self.layer(number, x, rows == CLS)[1]
 
     def words(self, ids: Tensor) -> Tensor:
         """(rows, tokens, width): what the first layer reads."""
@@ -90,11 +93,14 @@ class Teacher:
         scores: Tensor = q @ k.mT * q.shape[-1] ** -0.5
         return scores
 
-    def layer(self, number: int, x: Tensor) -> tuple[Said, Tensor]:
-        """What a layer makes of what it reads, and what the next reads."""
+    def layer(self, number: int, x: Tensor, marks: Tensor) -> tuple[Said, Tensor]:
+        """What a layer makes of what it reads, and what the next reads. `marks`: (rows, tokens)
+        where CLS stands, which heads rest on at any distance.
+        """
         scores, tokens = self._scores(number, x), x.shape[1]
         back = (torch.arange(tokens)[:, None] - torch.arange(tokens)).clamp(0, FAR - 1)
-        return self._layer(number, x, scores + self.distances[number][:, back])
+        near, mark = self.distances[number][:, back], self.sinks[number][:, None, None]
+        return self._layer(number, x, scores + torch.where(marks[:, None, None], mark, near))
 
     def _layer(self, number: int, x: Tensor, scores: Tensor) -> tuple[Said, Tensor]:
         block = self.net.encoder.layer[number]
@@ -114,7 +120,7 @@ class Teacher:
         """What all layers make of (rows, tokens) ids."""
         x, found = self.words(ids), []
         for number in range(len(self.distances)):
-            said, x = self.layer(number, x)
+            said, x = self.layer(number, x, ids == CLS)
             found.append(said)
         return found
 

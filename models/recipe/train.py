@@ -26,7 +26,7 @@ from models.recipe.batches import Batch, pool, steps
 from models.recipe.distil import Distiller
 from models.recipe.guides import FINDING, GUESSING, MEANING, POINTING, Guides
 from models.recipe.model import Llama, Shape
-from models.recipe.optim import optimizers, set_rates
+from models.recipe.optim import gentle, optimizers, set_rates
 from models.recipe.swaps import Swaps
 
 SAVE_EVERY = 2  # pools
@@ -42,7 +42,7 @@ class Plan:
     step_tokens: int = 4608  # of an optimizer step, about
     late_tokens: int = 8192  # the same once the rates decay
     micro_tokens: int = 1152  # that a thread takes through the model at once, about
-    muon_rate: float = 0.0025
+    layer_rate: float = 0.0025  # Muon's; MiniLM's layers take AdamW's (`optim.gentle`)
     adam_rate: float = 1e-3
     warm_up: int = 40  # steps
     decay_from: float = 0.7  # share of the training
@@ -55,10 +55,10 @@ class Plan:
         return max(0, pool - self.distilled) / (self.pools - self.distilled)
 
     def rates(self, step: int, progress: float) -> tuple[float, float]:
-        """The rates of Muon and of AdamW."""
+        """The rates of the layers' optimizer and of the others'."""
         late = max(0.0, progress - self.decay_from) / (1 - self.decay_from)
         factor = min(1.0, (step + 1) / self.warm_up) * max(0.02, 1 - late)
-        return self.muon_rate * factor, self.adam_rate * factor
+        return self.layer_rate * factor, self.adam_rate * factor
 
 
 class Learner(nn.Module):
@@ -152,7 +152,7 @@ class Crew:
         # PyTorch's own number of threads is set thread by thread.
         self.threads = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
-    def learn(self, group: list[Batch], tally: Tally, distiller: Distiller | None) -> None:
+    def learn(self, group: list[Batch], tally: Tally, distiller: Distiller | None = None) -> None:
         """Leaves the gradient of one step in the model's parameters. `distiller`: in the first
         stage, what tells.
         """
@@ -241,8 +241,11 @@ class Training:
         torch.manual_seed(plan.seed)
         self.learner = Learner(shape).to(device)
         self.crew = Crew(self.learner, threads, halves(device))
-        self.optimizers = optimizers(
-            self.learner, self.crew.threads, plan.muon_rate, plan.adam_rate, self.crew.half
+        rates = plan.layer_rate, plan.adam_rate
+        self.optimizers = (
+            gentle(self.learner, self.learner.llama.model.layers[:-1], *rates)
+            if shape.biased
+            else optimizers(self.learner, self.crew.threads, *rates, self.crew.half)
         )
         self.movable = start.movable(tokenizer).to(device).float()[:, None]
         self.distiller = Distiller.of(tokenizer) if shape.biased else None
@@ -307,6 +310,9 @@ class Training:
         progress = plan.progress(done.pool)
         size = plan.step_tokens if progress < plan.decay_from else plan.late_tokens
         size = plan.distilling_tokens if distiller else size
+        if done.pool == plan.distilled:  # another lesson: what moved by the last one stands still
+            for optimizer in self.optimizers:
+                optimizer.state.clear()
         tally = Tally()
         batches = pool(
             self.tokenizer,

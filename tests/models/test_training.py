@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import cast
@@ -326,11 +327,12 @@ def test_two_trainings_do_not_share_a_folder(tokenizer: Tokenizer, tmp_path: Pat
         train(TINY, Plan(1), tokenizer, tmp_path, "cpu", 1)
 
 
-def test_what_is_exported_loads_again(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    model = Llama(TINY)
+@pytest.mark.parametrize("biased", [False, True])
+def test_what_is_exported_loads_again(tokenizer: Tokenizer, tmp_path: Path, biased: bool) -> None:
+    model = Llama(replace(TINY, biased=biased))
     save(model, tokenizer, tmp_path)
     loaded, same = load(tmp_path)
-    assert loaded.shape == TINY
+    assert loaded.shape == model.shape
     assert same.to_str() == tokenizer.to_str()
     for a, b in zip(model.parameters(), loaded.parameters(), strict=True):
         assert torch.equal(a.bfloat16().float(), b)
