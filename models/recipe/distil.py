@@ -17,11 +17,10 @@ from torch import Tensor
 from models.recipe import corpus, minilm
 from models.recipe.layers import Texts, prepare
 from models.recipe.model import Llama
-from models.recipe.teacher import FAR, Teacher, spelled, unit
+from models.recipe.teacher import Teacher, spelled, unit
 from models.recipe.template import render
 from models.recipe.tokenizer import PAD
 
-MEASURED = 12  # texts on which the distances are
 READ = 3000  # conversations from which the rows of parts of words are
 FITTED = 300  # … on which the layers are fitted
 LONGEST = 400  # tokens of each
@@ -43,15 +42,7 @@ class Distiller:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "Distiller":
-        """Takes some ten seconds."""
-        wordpiece = minilm.reader()[1]
-        found = []
-        for text in _conversations(0):
-            if len(wordpiece.encode(text).ids) > FAR + 8:
-                found.append(text)
-            if len(found) == MEASURED:
-                return cls(Teacher(found), spelled(tokenizer))
-        raise AssertionError
+        return cls(Teacher(), spelled(tokenizer))
 
     def begin(self, model: Llama, tokenizer: Tokenizer, seed: int) -> None:
         """Writes the first weights. Takes two minutes."""

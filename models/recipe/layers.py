@@ -7,9 +7,11 @@ become six layers of ours, which differ in this:
   only added to. So the stream carries what MiniLM's norm has before its gain, times a number that
   grows from layer to layer; gains are nearly the same for all features, and what is left of them
   is fitted.
-- Places are distances (`teacher.py`): to each head they add a function of the distance, and that is
-  a sum of cosines, which biases make of the pairs of rotary features that turn fast. What is
-  compared fills the pairs that turn slowly: its weakest tenth finds no room.
+- MiniLM adds a row for each place to that of the word. Ours cannot, but a head can: one that looks
+  at all before alike, and more at the text's first mark, brings what falls with the place, and
+  neurons of the first layer make the rest of it. What of MiniLM's scores depends on the distance
+  beyond that is a sum of cosines, which biases make of the pairs of rotary features that turn fast.
+  What is compared fills the pairs that turn slowly: its weakest tenth finds no room.
 - GELU(x) is silu(1.702 x) / 1.702 but for a hundredth; there is room for two of three neurons.
 - Tokens are ours: the row of one is the mean of the rows that MiniLM cuts its text into.
 
@@ -21,6 +23,7 @@ Beside MiniLM's features, heads and layers are some of our own, for copying: a c
 and of the one before it, and in the last layer a head that points at what is to follow.
 """
 
+import math
 from typing import Any, cast
 
 import torch
@@ -29,15 +32,18 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from models.recipe.minilm import WIDTH
-from models.recipe.model import Layer, Llama
-from models.recipe.teacher import CLS, FAR, SEP, UNKNOWN, Said, Teacher, marker, read, spelled, unit
+from models.recipe.model import Layer, Llama, rotate
+from models.recipe.teacher import CLS, SEP, UNKNOWN, Said, Teacher, marker, read, spelled, unit
 
 OWN = 2  # heads of our own in each layer, the first
-CODE = slice(WIDTH, 413)  # a code of the token's own
+CODE = slice(WIDTH, 412)  # a code of the token's own
+PLACE = 412  # one at the text's first mark, half at the thirtieth token, nothing far behind
 MARK = 413  # whether MiniLM reads its mark of a beginning, which heads rest on at any distance
 SPACE, CAPITAL = 414, 415  # whether it has a space before it, a capital
 BEFORE = slice(416, 448)  # the first 32 of the token before
 LOUD = 0.5  # of these features, beside MiniLM's of one
+PLACES = 48  # neurons of the first layer that tell where in the text a token is
+FAR = 192  # tokens: what is farther back is as far as this
 FAST = 5  # pairs of rotary features of a head that tell distances
 DOUBT = 3.0  # a row as it is counts as so many places where MiniLM reads it
 RIDGE = 1e-3  # of the fits, beside the mean square of what is fitted from
@@ -104,10 +110,7 @@ class Fit:
     def layer(self, number: int) -> None:
         """Writes a layer, and goes on behind it."""
         layer = cast(Layer, self.model.model.layers[number])
-        told = [
-            self.teacher.layer(number, read, part.theirs == CLS)
-            for read, part in zip(self.reads, self.parts, strict=True)
-        ]
+        told = [self.teacher.layer(number, read) for read in self.reads]
         self.said = [said for said, _ in told]
         self._attention(number, layer)
         self._inner(number, layer)
@@ -134,9 +137,10 @@ class Fit:
             to = attention.rows(OWN + head)
             attention.q_proj.weight[to], attention.q_proj.bias[to] = mine[:, :-1], mine[:, -1]
             attention.k_proj.weight[to], attention.k_proj.bias[to] = theirs_, 0
-            told = self.teacher.distances[number][head]
-            far = _distances(self.model, attention, OWN + head, told)
-            _rest(attention, to, self.teacher.sinks[number][head] - far, mark)
+        distances, rests = self._apart(number, layer, normed)
+        for head in range(12):
+            far = _distances(self.model, attention, OWN + head, distances[head])
+            _rest(attention, attention.rows(OWN + head), rests[head] - far, mark)
         brought = [self._heads(layer, x) for x in normed]
         gain = 1 / times(read, self.held) * times(self.ours(self.streams)[:, :WIDTH], self.held)
         self._write(
@@ -144,6 +148,38 @@ class Fit:
             theirs.output.dense.weight, gain, self.theirs([said.attended for said in self.said]),
         )  # fmt: skip
         self.streams = [x + attention.o_proj(b) for x, b in zip(self.streams, brought, strict=True)]
+
+    def _apart(self, number: int, layer: Layer, normed: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """(heads, FAR) and (heads): how much more MiniLM's scores are than ours, by how far back
+        a head looks, and where it looks at a mark; beside the mean of each query.
+        """
+        sums, counts = torch.zeros(12, FAR), torch.zeros(FAR)
+        marks, times_ = torch.zeros(12), 0
+        attention = layer.self_attn
+        for x, theirs, part in list(zip(normed, self.reads, self.parts, strict=True))[::4]:
+            tokens = x.shape[1]
+            tables = self.model.cos[:tokens], self.model.sin[:tokens]
+            q, k = (
+                rotate(y, *tables, torch.empty_like(y))[:, OWN:]
+                for project in (attention.q_proj, attention.k_proj)
+                for y in [project(x).unflatten(-1, (-1, 32)).transpose(1, 2).contiguous()]
+            )
+            ours, wanted = q @ k.mT * 32**-0.5, self.teacher.scores(number, theirs)
+            for row in range(len(x)):
+                a, b = (at[1][at[0] == row] for at in (part.at, part.there))
+                apart = wanted[row][:, b][:, :, b] - ours[row][:, a][:, :, a]
+                back = a[:, None] - a
+                is_mark = part.theirs[row, b] == CLS
+                words = (back >= 0) & ~is_mark
+                mean = (apart * words).sum(-1, True) / words.sum(-1, keepdim=True).clamp(min=1)
+                apart = apart - mean
+                at = back[words].clamp(max=FAR - 1)
+                sums.index_add_(1, at, apart[:, words])
+                counts.index_add_(0, at, torch.ones(len(at)))
+                marked = (back >= 16) & is_mark
+                marks += apart[:, marked].sum(-1)
+                times_ += int(marked.sum())
+        return sums / counts.clamp(min=1), marks / max(1, times_)
 
     def _heads(self, layer: Layer, x: Tensor) -> Tensor:
         tokens = x.shape[1]
@@ -172,13 +208,26 @@ class Fit:
         kept = (found.var(0) * output.square().sum(0)).topk(len(mlp.gate_proj.weight)).indices
         mlp.gate_proj.weight.copy_(SILU * weight[kept])
         mlp.gate_proj.bias.copy_(SILU * bias[kept])
+        output = output[:, kept]
+        if number == 0:
+            _places(mlp, self.ours(normed)[:, PLACE])
+            output[:, -PLACES:] = 0
         mlp.up_proj.weight.zero_()
         mlp.up_proj.bias.fill_(1 / SILU)
         made = [mlp.inner(x) for x in normed]
         gain = 1 / times(read, before) * times(self.ours(self.streams)[:, :WIDTH], before)
         like = self.theirs([said.out for said in self.said])
-        self._write(mlp.down_proj, made, slice(None), output[:, kept], gain, like)
+        self._write(mlp.down_proj, made, slice(None), output, gain, like)
         self.streams = [x + mlp.down_proj(m) for x, m in zip(self.streams, made, strict=True)]
+
+
+def _places(mlp: Any, place: Tensor) -> None:
+    """Makes the last neurons functions of the place, of which any other is a sum."""
+    some = torch.quantile(place[torch.randperm(len(place))[:10_000]], torch.linspace(0, 1, PLACES))
+    steep = SILU / (some[8:] - some[:-8]).clamp(min=1e-3).mean()
+    mlp.gate_proj.weight[-PLACES:] = 0
+    mlp.gate_proj.weight[-PLACES:, PLACE] = steep
+    mlp.gate_proj.bias[-PLACES:] = -steep * some
 
 
 def compared(query: Tensor, key: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -279,7 +328,7 @@ def _embed(model: Llama, tokenizer: Tokenizer, teacher: Teacher) -> None:
     embedding[:, CODE] = codes[[
         stems[word.strip(" ")] if word else len(stems) + token for token, word in enumerate(words)
     ]]  # fmt: skip
-    embedding[:, MARK] = 0
+    embedding[:, [PLACE, MARK]] = 0
     embedding[starts, MARK] = 4 * LOUD
     embedding[:, SPACE] = torch.tensor([LOUD if w.startswith(" ") else -LOUD for w in words])
     embedding[:, CAPITAL] = torch.tensor([LOUD * (w.strip() != w.strip().lower()) for w in words])
@@ -310,6 +359,15 @@ def _look_back(model: Llama) -> None:
     attention.v_proj.weight[rows, CODE.start : CODE.start + width] = torch.eye(width)
     typical = model.model.embed_tokens.weight.square().mean(1).sqrt().mean()
     attention.o_proj.weight[BEFORE, rows] = torch.eye(width) * typical
+    # Another looks at all alike, but at marks thirty times as much: their share tells the place.
+    rows = attention.rows(1)
+    for project in (attention.q_proj, attention.k_proj, attention.v_proj):
+        project.weight[rows] = 0
+    slowest = rows.start + half - 1
+    attention.q_proj.bias[slowest] = model.shape.head_dim**0.5
+    attention.k_proj.weight[slowest, MARK] = math.log(30) * typical / (4 * LOUD)
+    attention.v_proj.weight[rows.start, MARK] = typical / (4 * LOUD)
+    attention.o_proj.weight[PLACE, rows.start] = 4 * LOUD
 
 
 def _point(model: Llama, stream: Tensor) -> None:

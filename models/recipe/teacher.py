@@ -1,10 +1,8 @@
 """MiniLM as a reader from left to right: what a causal model is to learn of it.
 
-MiniLM (`minilm.py`) reads a text as a whole, and knows a token's place by number, up to 512. Here
-each of its tokens looks back only, and places are told as distances: what its numbered places add
-to a head's scores depends little on anything but how far back a head looks, so that is measured
-once, and added to the scores. A text may so be of any length, and what it says of a token is what
-a causal model with rotary positions can say.
+MiniLM (`minilm.py`) reads a text as a whole. Here each of its tokens looks back only, which changes
+what its layers say little, and what can be learned from it as a reader hardly at all. Its places
+are numbers up to 512, and it needs them: without, it finds answers no better than by chance.
 """
 
 from dataclasses import dataclass
@@ -20,8 +18,7 @@ from models.recipe.start import texts
 from models.recipe.tokenizer import CITES, FIRST_CITE, SPECIAL, SYSTEM, TOOLS, USER
 
 CLS, SEP, UNKNOWN = 101, 102, 100
-FAR = 192  # tokens: what is farther back is as far as this
-TYPICAL = slice(1, 200)  # of the places' rows, those of which the mean is everybody's
+TYPICAL = slice(1, 200)  # of the places' rows, those of which the mean is a word's without place
 
 
 @dataclass
@@ -40,49 +37,27 @@ def unit(x: Tensor) -> Tensor:
 
 
 class Teacher:
-    """MiniLM, causal and with distances for places."""
+    """MiniLM, causal."""
 
-    def __init__(self, samples: list[str]) -> None:
-        """`samples`: texts of more than `FAR` tokens, on which the distances are measured."""
+    def __init__(self) -> None:
         self.net: Any
         self.net, self.wordpiece = minilm.reader()
-        net = self.net
-        places = net.embeddings.position_embeddings.weight
-        self.place = places[TYPICAL].mean(0)
-        ids = [self.wordpiece.encode(text, add_special_tokens=False).ids for text in samples]
-        length = FAR + 8
-        rows = torch.tensor([[CLS, *some[: length - 1]] for some in ids if len(some) >= length - 1])
-        self.distances = [torch.zeros(0)] * len(net.encoder.layer)  # each (heads, FAR)
-        self.sinks = [torch.zeros(0)] * len(net.encoder.layer)  # (heads): likewise, of CLS
-        with torch.no_grad():
-            told = self._embedded(rows, places[:length])
-            x = self.words(rows)
-            for number in range(len(self.distances)):
-                apart = self._scores(number, told) - self._scores(number, x)
-                self.sinks[number] = apart[:, :, FAR // 8 :, 0].mean((0, 2))
-                apart = apart[:, :, 1:, 1:]
-                backs = [apart.diagonal(-back, 2, 3) for back in range(FAR)]
-                self.distances[number] = torch.stack([b.mean((0, 2)) for b in backs], 1)
-                told = self._layer(number, told, self._scores(number, told))[1]
-                x = self.layer(number, x, rows == CLS)[1]
+        self.places = self.net.embeddings.position_embeddings.weight
+        self.count = len(self.net.encoder.layer)
 
     def words(self, ids: Tensor) -> Tensor:
         """(rows, tokens, width): what the first layer reads."""
-        out = self._embedded(ids, self.place)
-        first = self._embedded(ids, self.net.embeddings.position_embeddings.weight[0])
-        return torch.where((ids == CLS)[..., None], first, out)
-
-    def _embedded(self, ids: Tensor, places: Tensor) -> Tensor:
-        return self.placed(self.net.embeddings.word_embeddings(ids), places)
+        places = torch.arange(ids.shape[1]).clamp(max=len(self.places) - 1)
+        return self.placed(self.net.embeddings.word_embeddings(ids), self.places[places])
 
     def placed(self, rows: Tensor, places: Tensor | None = None) -> Tensor:
         """What the first layer reads of these rows of words."""
         e = self.net.embeddings
-        places = self.place if places is None else places
+        places = self.places[TYPICAL].mean(0) if places is None else places
         out: Tensor = e.LayerNorm(rows + places + e.token_type_embeddings.weight[0])
         return out
 
-    def _scores(self, number: int, x: Tensor) -> Tensor:
+    def scores(self, number: int, x: Tensor) -> Tensor:
         """(rows, heads, tokens, tokens)"""
         attention = self.net.encoder.layer[number].attention.self
         heads = self.net.config.num_attention_heads
@@ -93,19 +68,11 @@ class Teacher:
         scores: Tensor = q @ k.mT * q.shape[-1] ** -0.5
         return scores
 
-    def layer(self, number: int, x: Tensor, marks: Tensor) -> tuple[Said, Tensor]:
-        """What a layer makes of what it reads, and what the next reads. `marks`: (rows, tokens)
-        where CLS stands, which heads rest on at any distance.
-        """
-        scores, tokens = self._scores(number, x), x.shape[1]
-        back = (torch.arange(tokens)[:, None] - torch.arange(tokens)).clamp(0, FAR - 1)
-        near, mark = self.distances[number][:, back], self.sinks[number][:, None, None]
-        return self._layer(number, x, scores + torch.where(marks[:, None, None], mark, near))
-
-    def _layer(self, number: int, x: Tensor, scores: Tensor) -> tuple[Said, Tensor]:
+    def layer(self, number: int, x: Tensor) -> tuple[Said, Tensor]:
+        """What a layer makes of what it reads, and what the next reads."""
         block = self.net.encoder.layer[number]
         tokens = x.shape[1]
-        scores = scores + torch.full((tokens, tokens), -1e9).triu_(1)
+        scores = self.scores(number, x) + torch.full((tokens, tokens), -1e9).triu_(1)
         values = block.attention.self.value(x).unflatten(-1, (scores.shape[1], -1)).transpose(1, 2)
         brought = (scores.softmax(-1) @ values).transpose(1, 2).flatten(2)
         attended = unit(x + block.attention.output.dense(brought))
@@ -119,8 +86,8 @@ class Teacher:
     def layers(self, ids: Tensor) -> list[Said]:
         """What all layers make of (rows, tokens) ids."""
         x, found = self.words(ids), []
-        for number in range(len(self.distances)):
-            said, x = self.layer(number, x, ids == CLS)
+        for number in range(self.count):
+            said, x = self.layer(number, x)
             found.append(said)
         return found
 
