@@ -12,9 +12,9 @@ from models.recipe import batches, corpus, layers, minilm
 from models.recipe import tokenizer as bpe
 from models.recipe.distil import Distiller
 from models.recipe.guides import looks
-from models.recipe.layers import BEFORE, CODE, Texts, compared, fitted
+from models.recipe.layers import BEFORE, CODE, FAR, PLACE, Texts, compared, fitted
 from models.recipe.model import Layer, Llama, Shape
-from models.recipe.teacher import CLS, FAR, SEP, Teacher, read, spelled, unit
+from models.recipe.teacher import CLS, SEP, Teacher, read, spelled, unit
 from models.recipe.template import render
 from models.recipe.tokenizer import DOCUMENTS, END, USER
 from models.recipe.train import Plan, Training
@@ -72,7 +72,6 @@ def test_both_end_together_where_a_word_does(tokenizer: Tokenizer, teacher: Teac
 
 
 def test_the_teacher_is_minilm_reading_from_left_to_right(teacher: Teacher) -> None:
-    """With MiniLM's own places and scores, its layers are those of the library."""
     ids = torch.tensor([[CLS, *range(2000, 2030), SEP]])
     tokens = ids.shape[1]
     mask = torch.full((tokens, tokens), -1e9).triu_(1)[None, None]
@@ -80,25 +79,11 @@ def test_the_teacher_is_minilm_reading_from_left_to_right(teacher: Teacher) -> N
         theirs = minilm.reader()[0](
             input_ids=ids, attention_mask=mask, output_hidden_states=True
         ).hidden_states
-        places = teacher.net.embeddings.position_embeddings.weight[:tokens]
-        x = teacher.placed(teacher.net.embeddings.word_embeddings(ids), places)
-        for number in range(6):
-            x = teacher._layer(number, x, teacher._scores(number, x))[1]
-            torch.testing.assert_close(x, theirs[number + 1], rtol=1e-3, atol=1e-3)
-
-
-def test_the_teacher_tells_distances(teacher: Teacher) -> None:
-    """A head of the first layer looks at the token before; none looks ahead; no place counts."""
-    distances = teacher.distances[0]
-    assert distances.shape == (12, FAR)
-    sharp = distances[(distances.amax(1) - distances.mean(1)).argmax()]
-    assert sharp.argmax() == 1
-    assert sharp[1] > sharp[[0, *range(2, FAR)]].max() + 3
-    words = torch.randint(2000, 20000, (1, 24), generator=torch.Generator().manual_seed(0))
-    whole, part = (teacher.layers(x)[-1].out for x in (words, words[:, :12]))
-    torch.testing.assert_close(whole[:, :12], part, rtol=1e-3, atol=1e-3)
-    later = teacher.layers(torch.cat((words[:, 12:], words[:, 12:]), 1))[0].out
-    torch.testing.assert_close(later[:, 0], teacher.layers(words[:, 12:])[0].out[:, 0])
+    said = teacher.layers(ids)
+    for number in range(6):
+        torch.testing.assert_close(said[number].read, theirs[number], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(said[5].out, unit(said[5].out), rtol=1e-3, atol=1e-3)
+    assert teacher.layers(torch.full((1, 600), 2000))[-1].out.shape == (1, 600, minilm.WIDTH)
 
 
 def test_a_fit_finds_the_map() -> None:
@@ -160,6 +145,16 @@ def test_a_fresh_model_knows_the_token_before(model: Llama, rows: list[list[int]
         before = model.seen(ids, 1)[1][0, 1:, BEFORE]
         codes = model.model.embed_tokens(ids)[0, :-1, CODE.start : CODE.start + 32]
     assert F.cosine_similarity(before, codes, dim=-1).mean() > 0.9
+
+
+def test_a_fresh_model_knows_the_place(model: Llama, tokenizer: Tokenizer) -> None:
+    """At the thirtieth token half of what it is at the first."""
+    ids = torch.randint(1000, 9000, (8, 60), generator=torch.Generator().manual_seed(0))
+    ids[:, 0] = USER
+    with torch.no_grad():
+        place = model.seen(ids, 1)[1][:, :, PLACE].mean(0)
+    assert (place.diff() < 0).all()
+    assert place[30] / place[0] == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_fresh_model_points_at_what_followed(model: Llama, tokenizer: Tokenizer) -> None:
