@@ -278,7 +278,8 @@ def _distances(model: Llama, attention: Any, head: int, scores: Tensor) -> Tenso
     attention.q_proj.bias[pairs] = much * angle.cos()
     attention.q_proj.bias[pairs + half] = -much * angle.sin()
     attention.k_proj.bias[pairs] = much
-    return found[-1] + (waves[FAR // 8 :, :-1] @ found[:-1]).mean()
+    far: Tensor = found[-1] + (waves[FAR // 8 :, :-1] @ found[:-1]).mean()
+    return far
 
 
 @torch.no_grad()

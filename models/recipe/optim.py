@@ -8,7 +8,7 @@ once.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from typing import Any
 
@@ -100,7 +100,7 @@ def optimizers(
 
 
 def gentle(
-    model: nn.Module, known: Sequence[nn.Module], rate: float, adam_lr: float
+    model: nn.Module, known: Iterable[nn.Module], rate: float, adam_lr: float
 ) -> list[torch.optim.Optimizer]:
     """One over the parameters of layers that know something, one over all others."""
     layers = [p for layer in known for p in layer.parameters()]
