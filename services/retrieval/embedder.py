@@ -32,7 +32,7 @@ MAX_WAITING_TEXTS = 16_384
 STALLED_S = 60.0
 _BEHIND = 16  # batches of those who wait, in a row
 
-Turns = OrderedDict[str, deque["_Job"]]
+Lane = OrderedDict[str, deque["_Job"]]
 """The jobs with texts waiting, by tenant; whose turn is next, first."""
 
 T = TypeVar("T")
@@ -63,8 +63,8 @@ class Embedder:
         self._seen_steps = 0
         self._thread = ThreadPoolExecutor(1, "embedding", _one_thread)
         self._open: set[_Job] = set()
-        self._turns: Turns = OrderedDict()
-        self._low: Turns = OrderedDict()
+        self._turns: Lane = OrderedDict()
+        self._low: Lane = OrderedDict()
         self._ahead = 0  # batches, since one of the low lane was computed, or it was empty
         self._waiting = Shares(MAX_WAITING_TEXTS)  # texts, shared between the tenants
         self._wake = asyncio.Event()

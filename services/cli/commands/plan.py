@@ -54,10 +54,7 @@ def gpus(arguments: argparse.Namespace) -> dict[str, Any]:
         words = f"--prompt {load.prompt} and --output {load.output}"
         raise ValueError(_beyond(words, model.context))
     costs = Costs(model, arguments.precision, arguments.kv_format)
-    try:
-        of_type = device(arguments.gpu)
-    except argparse.ArgumentTypeError as error:
-        raise ValueError(f"--gpu: {error}") from None
+    of_type = device(arguments.gpu)
     if arguments.precision == "fp8" and not of_type.fp8_flop_per_s:
         raise ValueError(f"--precision fp8: --gpu {arguments.gpu} has no such numbers")
     replica = narrowest(costs, of_type, load)
@@ -113,7 +110,7 @@ def _beyond(words: str, context: int) -> str:
 
 def _in_words(name: str, value: Any) -> tuple[str, str]:
     words = name.replace("_", " ")
-    if "_bytes" in name or name.startswith("kv_bytes"):
+    if "_bytes" in name:
         small = value < GIB / 100
         return words.replace("bytes ", "").removesuffix(" bytes"), (
             f"{value:,} bytes" if small else f"{value / GIB:,.2f} GiB"

@@ -1,6 +1,5 @@
 """What a GPU has, as its maker says: of the SXM module where there are several."""
 
-import argparse
 from dataclasses import dataclass
 
 GIB = 2**30
@@ -33,7 +32,7 @@ DEVICES = {
 
 
 def device(text: str) -> Device:
-    """An argument's type: a name, or GIB:GB_PER_S:TFLOPS of another."""
+    """By name, or GIB:GB_PER_S:TFLOPS of another. Raises ValueError."""
     if text.lower() in DEVICES:
         return DEVICES[text.lower()]
     try:
@@ -41,8 +40,8 @@ def device(text: str) -> Device:
     except ValueError:
         gib = gb_per_s = tflops = 0.0
     if not all(0 < value < 1e9 for value in (gib, gb_per_s, tflops)):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither one of {', '.join(DEVICES)} nor GIB:GB_PER_S:TFLOPS of another, "
-            "as 80:3350:989"
+        raise ValueError(
+            f"--gpu: {text!r} is neither one of {', '.join(DEVICES)} nor GIB:GB_PER_S:TFLOPS of "
+            "another, as 80:3350:989"
         )
     return _device(gib, gb_per_s, tflops)

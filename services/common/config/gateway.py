@@ -108,7 +108,7 @@ class GatewaySettings(ServiceSettings):
         10_000,
         gt=0,
         description="of one tenant, in all its vector stores together; a file in several counts in "
-        "each: Redis holds up to 10 kB of attributes with each, most often 0.5",
+        "each: Redis holds up to 36 kB of attributes with each, most often 0.5",
     )
     max_file_bytes_per_tenant: int = Field(
         64 * 2**20,

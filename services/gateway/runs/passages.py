@@ -14,7 +14,7 @@ from services.gateway.runs.prompt import Prompt
 from services.gateway.runs.records import Journal
 from services.gateway.runs.rewriting.asking import whole_question
 from services.gateway.stores.retrieval_client import is_outage
-from services.gateway.stores.searching import by_model, stale_warning, usage_of
+from services.gateway.stores.searching import model_warnings, stale_warning, usage_of
 from services.gateway.stores.store_files import Unready
 
 ROUTE = "search"  # in the ledger
@@ -68,7 +68,7 @@ async def retrieve(
     )
     if reply.stale:
         warnings.append(stale_warning(reply.age_s))
-    warnings.extend(by_model([reply]))
+    warnings.extend(model_warnings([reply]))
     best = reply.passages[0].score if reply.passages else 0.0
     told = {"age_s": reply.age_s} if reply.age_s else {}
     how = "stale" if reply.stale else "told again" if reply.age_s else "searched"

@@ -10,6 +10,7 @@ from protos.common_pb2 import Caller
 from services.common.errors import PenstockError
 from services.common.redis import Redis, RedisAway
 from services.gateway.stores.files import Files
+from services.gateway.stores.lookout import Lookout
 
 log = logging.getLogger(__name__)
 
@@ -20,35 +21,13 @@ _AT_ONCE = 16
 Delete = Callable[[Caller, str], Awaitable[None]]
 
 
-class FileExpiry:
-    """Looks from `start` to `stop`."""
-
+class FileExpiry(Lookout):
     def __init__(self, redis: Redis, namespace: str, files: Files, delete: Delete) -> None:
         """`delete`: as a client would. What it has begun and not ended is begun again."""
-        self._redis = redis
+        turn = f"{namespace}:{{files}}:expiring:turn"
+        super().__init__(redis, turn, _EVERY_S, self.look, "files that expired")
         self._files = files
         self._delete = delete
-        self._turn = f"{namespace}:{{files}}:expiring:turn"
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="files' expiry")
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                if await self._redis.set(self._turn, 1, nx=True, ex=_EVERY_S):
-                    await self.look()
-            except RedisAway as error:
-                log.debug("files that expired are not looked for: %s", type(error).__name__)
-            except Exception:  # the next look may fare better
-                log.exception("looking for files that expired failed")
-            await asyncio.sleep(_EVERY_S)
 
     async def look(self) -> None:
         """Each goes, or is put off, so that none stands in the way of others."""

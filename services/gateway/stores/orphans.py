@@ -2,16 +2,15 @@
 or after these were deleted. They are looked for now and then, by one gateway at a time.
 """
 
-import asyncio
 import logging
 import time
 from datetime import UTC, datetime, timedelta
 
 from services.common.blobs import Blob, Blobs
-from services.common.errors import PenstockError
-from services.common.redis import Redis, RedisAway
+from services.common.redis import Redis
 from services.gateway import metrics
 from services.gateway.stores.files import kept_key
+from services.gateway.stores.lookout import Lookout
 
 log = logging.getLogger(__name__)
 
@@ -20,37 +19,16 @@ _OLD = timedelta(days=1)  # an upload has ended long before
 _AT_ONCE = 500
 
 
-class Orphans:
-    """Looks from `start` to `stop`."""
-
+class Orphans(Lookout):
     def __init__(self, redis: Redis, namespace: str, blobs: Blobs) -> None:
-        self._redis = redis
+        turn, failed = f"{namespace}:{{files}}:orphans", metrics.orphan_looks_failed.inc
+        super().__init__(redis, turn, _EVERY_S, self._collect, "blobs without a record", failed)
         self._blobs = blobs
         self._kept = kept_key(f"{namespace}:{{files}}:")
         self._since = f"{namespace}:{{files}}:kept:since"
-        self._turn = f"{namespace}:{{files}}:orphans"
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="orphans")
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                if await self._redis.set(self._turn, 1, nx=True, ex=_EVERY_S):
-                    await self.collect(datetime.now(UTC) - _OLD)
-            except (*RedisAway, PenstockError) as error:
-                metrics.orphan_looks_failed.inc()
-                log.warning("blobs without a record were not looked for: %s", error)
-            except Exception:  # the next look may fare better
-                metrics.orphan_looks_failed.inc()
-                log.exception("looking for blobs without a record failed")
-            await asyncio.sleep(_EVERY_S)
+    async def _collect(self) -> None:
+        await self.collect(datetime.now(UTC) - _OLD)
 
     async def collect(self, before: datetime) -> int:
         """Deletes those that were written before that, and returns how many. None that are older

@@ -71,7 +71,7 @@ async def search(
             await gateway.meter.settle(metered)
     age_s = max(reply.age_s for reply in replies)
     stale = any(reply.stale for reply in replies)
-    warnings = [unready.warning(), stale_warning(age_s) if stale else "", *by_model(replies)]
+    warnings = [unready.warning(), stale_warning(age_s) if stale else "", *model_warnings(replies)]
     return Found(
         _best([reply.passages for reply in replies], asked.limit),
         "; ".join(filter(None, warnings)),
@@ -82,7 +82,7 @@ async def search(
     )
 
 
-def by_model(replies: Sequence[SearchReply]) -> Iterator[str]:
+def model_warnings(replies: Sequence[SearchReply]) -> Iterator[str]:
     """What a client should know of what an earlier embedding model indexed."""
     if ids := ", ".join(sorted({store for reply in replies for store in reply.by_words})):
         yield (

@@ -114,9 +114,9 @@ async def _store(
         made = await parts.embedder.read(
             draft.tenant, its, lambda one: (one.vector, packed(one.tokens)), low=low
         )
-        vectors, tokens = zip(*made, strict=True)
-        await check_meaning(parts, policy, np.stack(vectors), span)
-        return np.stack(vectors), tokens
+        vectors, tokens = np.stack([vector for vector, _ in made]), [token for _, token in made]
+        await check_meaning(parts, policy, vectors, span)
+        return vectors, tokens
 
     with parts.telemetry.span("embed and store", span, kind=parts.calls.kind, texts=len(texts)):
         batches = {
