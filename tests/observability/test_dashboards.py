@@ -40,6 +40,9 @@ def test_a_dashboard_is_current_and_whole(page: Any) -> None:
         assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
         position = panel["gridPos"]
         assert position["x"] + position["w"] <= 24
+        assert position["w"] >= (4 if panel["type"] == "stat" else 6), "nothing can be read in it"
+    corners = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+    assert len(set(corners)) == len(panels)
 
 
 def test_there_is_no_other_file() -> None:

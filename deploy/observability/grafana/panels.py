@@ -1,6 +1,7 @@
 """What Penstock's dashboards are made of, on Grafana's own types."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefre
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 _HEIGHT = 8
 _WIDTH = 24
+_GRAPHS, _FIGURES = 4, 6  # in a line: in less room nothing can be read
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Page:
-    """One dashboard: rows of panels that share the width. `variables`: each a name and the query of
+    """One dashboard: rows of panels, in lines that they share evenly. `variables`: each a name and the query of
     its values; `texts`: each a name, a label and what stands in it at first."""
 
     uid: str
@@ -72,9 +74,17 @@ def dashboard(page: Page) -> Dashboard:
     ids = itertools.count(1)
     for title, panels in page.rows:
         made.with_row(Row(title).id(next(ids)))
+        width = _width(panels)
         for panel in panels:
-            made.with_panel(_panel(panel, _WIDTH // len(panels)).id(next(ids)))
+            made.with_panel(_panel(panel, width).id(next(ids)))
     return made
+
+
+def _width(panels: Sequence[Panel]) -> int:
+    """Of each, in as few lines as hold them."""
+    most = _FIGURES if all(panel.now for panel in panels) else _GRAPHS
+    lines = math.ceil(len(panels) / most)
+    return _WIDTH // math.ceil(len(panels) / lines)
 
 
 def _panel(panel: Panel, width: int) -> stat.Panel | timeseries.Panel:
