@@ -37,8 +37,8 @@ class Panel:
 
 @dataclass(frozen=True)
 class Page:
-    """One dashboard: rows of panels, in lines that they share evenly. `variables`: each a name and the query of
-    its values; `texts`: each a name, a label and what stands in it at first."""
+    """One dashboard: rows of panels, in lines that they share evenly. `variables`: each a name and
+    the query of its values; `texts`: each a name, a label and what stands in it at first."""
 
     uid: str
     title: str
