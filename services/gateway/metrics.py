@@ -159,6 +159,15 @@ issuer_looks = from_zero(
 retrieval_skipped = Counter(
     "penstock_gateway_retrieval_skipped_total", "Answered without the passages asked for", ["why"]
 )
+reranked = from_zero(
+    Counter(
+        "penstock_gateway_reranked_total",
+        "Searches whose passages a model is to rank anew: reranked by it; or left as they were, "
+        "for it was late, or failed (it is not served, say, or may not be used)",
+        ["outcome"],
+    ),
+    ("reranked", "late", "failed"),
+)
 rewritten = from_zero(
     Counter(
         "penstock_gateway_rewritten_total",

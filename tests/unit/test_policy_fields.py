@@ -49,7 +49,10 @@ TOLD_BACK = """
 """
 # Words of the client's own request, told to it alone in the same answer; and words of a fixed set.
 # What a model made of them was looked at as its answer.
-OWN_WORDS = "Searched.query Searched.rewritten PublicSearchStoreReply.search_query"
+OWN_WORDS = """
+    Searched.query Searched.rewritten Searched.not_reranked PublicSearchStoreReply.search_query
+    PublicSearchStoreReply.not_reranked
+"""
 # They say what an answer must or must not be, and are in no prompt; what it becomes is looked at.
 FORM = """
     Constraint.json_schema Constraint.regex Constraint.grammar Constraint.Options.texts
@@ -69,7 +72,7 @@ NAMES = """
     PublicSearchStoreRequest.vector_store_id PublicRecord.model
     ChatRequest.FileSearch.ranker PublicSearchStoreRequest.ranker
     ChunkingStrategy.type ExpiresAfter.anchor SetAttributesRequest.collection
-    SetAttributesRequest.source_id
+    SetAttributesRequest.source_id Searched.reranked PublicSearchStoreReply.reranked
 """
 # Of runs that outlive their connections (decision 0046): what the client sent, kept as it is and
 # looked at anew by whoever goes on; what was told of an answer, behind the policy.

@@ -280,6 +280,7 @@ REQUEST_PATH = Page(
                 Panel("Time saved by the cache", "s", "A second.", [(_total("penstock_retrieval_cache_saved_seconds_total"), "saved")]),
                 Panel("The cache's size", "bytes", "", [("sum by (instance) (penstock_retrieval_cache_bytes)", "{{instance}}"), ("sum by (instance) (penstock_retrieval_cache_entries)", "searches {{instance}}")]),
                 Panel("Questions rewritten", "reqps", "By the rule, or a model.", [(_rate("penstock_gateway_rewritten_total", "by"), "{{by}}")]),
+                Panel("Passages ranked anew", "reqps", "By a model, where one is named for it.", [(_rate("penstock_gateway_reranked_total", "outcome"), "{{outcome}}")]),
                 Panel("Files indexed anew", "ops", "After another embedding model.", [(_rate("penstock_gateway_reindexed_files_total", "outcome"), "{{outcome}}")]),
                 Panel("Citations", "reqps", "Of answers with passages: marks of passages that there are, and of none.", [(_rate("penstock_gateway_citations_total", "of"), "{{of}}")]),
                 Panel("Quotations", "reqps", "Of such answers, looked up in their passages.", [(_rate("penstock_gateway_quotations_total", "outcome"), "{{outcome}}")]),

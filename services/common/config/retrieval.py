@@ -66,6 +66,15 @@ class RetrievalSettings(ServiceSettings):
         "for what it does not answer in time",
     )
     rewriting_timeout_s: float = Field(1.0, gt=0, description="for that model")
+    reranking_model: str = Field(
+        "",
+        description="a served model that scores texts (/v1/rerank), by which what a search found "
+        "is ranked anew, at the caller's cost; what it does not score in time stays as it was",
+    )
+    reranking_timeout_s: float = Field(1.0, gt=0, description="for that model")
+    reranking_passages: int = Field(
+        24, ge=1, le=50, description="that it is given of a search, or as many as are asked for"
+    )
     top_k: int = Field(4, ge=1, le=50, description="passages fetched for a chat request")
 
     @model_validator(mode="after")

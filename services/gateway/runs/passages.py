@@ -12,6 +12,7 @@ from services.gateway.metering.refusals import LimitError
 from services.gateway.parts import Gateway
 from services.gateway.runs.prompt import Prompt
 from services.gateway.runs.records import Journal
+from services.gateway.runs.reranking import Reranking
 from services.gateway.runs.rewriting.asking import whole_question
 from services.gateway.stores.retrieval_client import is_outage
 from services.gateway.stores.searching import model_warnings, stale_warning, usage_of
@@ -45,9 +46,11 @@ async def retrieve(
         max_age_s=files.max_age_s,
         similar_at_least=files.similar_at_least,
     )
+    reranking = Reranking(gateway, prompt.ranking)
+    wide = reranking.widened(request)
     with gateway.telemetry.span("retrieve", stores=len(prompt.stores)) as searching:
         try:
-            reply = await _search(gateway, principal, metered, request, searching, journal)
+            reply = await _search(gateway, principal, metered, wide, searching, journal)
         except LimitError:
             raise
         except PenstockError as error:
@@ -58,6 +61,8 @@ async def retrieve(
             journal.decide("retrieval", "skipped", cause=cause, message=error.message)
             warnings.append(f"answered without the vector stores: {error.message}")
             return
+        found = [(request, reply)]
+        await reranking.rank(principal, metered, found, searching, journal.below)
         searching.set_attribute("passages", len(reply.passages))
     prompt.search = Searched(
         query=query.text,
@@ -65,6 +70,8 @@ async def retrieve(
         tokens=reply.tokens,
         age_s=reply.age_s,
         stale=reply.stale,
+        reranked=reranking.by,
+        not_reranked=reranking.failed,
     )
     if reply.stale:
         warnings.append(stale_warning(reply.age_s))
@@ -73,6 +80,10 @@ async def retrieve(
     told = {"age_s": reply.age_s} if reply.age_s else {}
     how = "stale" if reply.stale else "told again" if reply.age_s else "searched"
     journal.decide("retrieval", how, passages=len(reply.passages), best_score=best, **told)
+    if reranking.by:
+        journal.decide("passages", "reranked", model=reranking.by)
+    elif reranking.failed:
+        journal.decide("passages", "left", model=reranking.model, why=reranking.failed)
     prompt.request.chat.passages.extend(reply.passages)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 
-from protos.common_pb2 import Usage
+from protos.common_pb2 import Record, Usage
 from protos.retrieval_pb2 import EmbedRequest
 from protos.tokenizer_pb2 import Pool, PromptRequest, TextDelta
 from services.common.errors import PenstockError
@@ -69,6 +69,7 @@ class Numbers:
     labels: list[str] = field(default_factory=list)  # of classes
     cost: Cost | None = None
     headers: Mapping[str, str] = field(default_factory=dict)  # what the caller's limits leave
+    asked: Sequence[str] = ()  # tokenizers, one after another
 
     def arrays(self) -> list[np.ndarray]:
         return [np.frombuffer(one, "<f4") for one in self.values]
@@ -156,11 +157,29 @@ async def _is_retrievals(gateway: Gateway, ask: Ask) -> bool:
 
 async def _by_model(gateway: Gateway, ask: Ask, got: Numbers, span: Span, journal: Journal) -> None:
     own = gateway.settings.gateway
+    waiting = (own.tokenizer_patience_s, own.request_timeout_s)
+    try:
+        await by_model(gateway, ask.request, got, span, journal.below, *waiting)
+    finally:
+        if len(got.asked) > 1:
+            journal.decide("tokenizer", got.asked[-1], lost=", ".join(got.asked[:-1]))
+
+
+async def by_model(
+    gateway: Gateway,
+    request: PromptRequest,
+    got: Numbers,
+    span: Span,
+    below: Record,
+    patience_s: float,
+    within_s: float,
+) -> None:
+    """Fills in `got`, and what the services know of it `below`. Raises PenstockError."""
     stream = TextStream(
         gateway.tokenizers,
-        ask.request,
-        patience_s=own.tokenizer_patience_s,
-        deadline=time.monotonic() + own.request_timeout_s,
+        request,
+        patience_s=patience_s,
+        deadline=time.monotonic() + within_s,
         traceparent=traceparent(span),
     )
     try:
@@ -170,9 +189,8 @@ async def _by_model(gateway: Gateway, ask: Ask, got: Numbers, span: Span, journa
                     got.take(delta)
     finally:
         stream.cancel()
-        journal.below.MergeFrom(stream.record)
-    if len(stream.attempts) > 1:
-        journal.decide("tokenizer", stream.attempts[-1], lost=", ".join(stream.attempts[:-1]))
+        below.MergeFrom(stream.record)
+        got.asked = stream.attempts
     if stream.end.status.code and not stream.finished:
         raise PenstockError.from_status(stream.end.status)
     if not all(got.values):

@@ -10,6 +10,7 @@ from services.gateway.identity.principal import Principal
 from services.gateway.metering.estimate import of_texts
 from services.gateway.metering.prices import Cost
 from services.gateway.parts import Gateway
+from services.gateway.runs.reranking import Reranking
 
 
 class Search(NamedTuple):
@@ -30,6 +31,7 @@ class Found(NamedTuple):
     cost: Cost | None
     headers: Mapping[str, str]
     age_s: float  # since the search was made; 0: for this request
+    reranking: Reranking
 
 
 async def search(
@@ -52,13 +54,16 @@ async def search(
         )
         for query in asked.queries
     ]
+    reranking = Reranking(gateway, asked.ranking)
     model = await gateway.retrieval.model()
     principal.authorize_embedding(model)
     expected = (of_texts(asked.queries), 0)
     with gateway.telemetry.lone_span("search", request_id=request_id) as span:
         async with gateway.meter.run(principal, request_id, route, model, expected) as metered:
             searches = [
-                asyncio.create_task(gateway.retrieval.search(request, span, Record()))
+                asyncio.create_task(
+                    gateway.retrieval.search(reranking.widened(request), span, Record())
+                )
                 for request in requests
             ]
             try:
@@ -68,6 +73,8 @@ async def search(
                     one.cancel()
             used = usage_of(replies)
             metered.usage = lambda: used
+            found = list(zip(requests, replies, strict=True))
+            await reranking.rank(principal, metered, found, span, Record())
             await gateway.meter.settle(metered)
     age_s = max(reply.age_s for reply in replies)
     stale = any(reply.stale for reply in replies)
@@ -79,6 +86,7 @@ async def search(
         metered.cost,
         metered.headers,
         age_s,
+        reranking,
     )
 
 

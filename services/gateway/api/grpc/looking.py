@@ -78,6 +78,8 @@ async def search_store(
         age_s=found.age_s,
         search_query=asked.queries,
         tokens=found.tokens,
+        reranked=found.reranking.by,
+        not_reranked=found.reranking.failed,
         cost=cost_of(found.cost) if found.cost else None,
     )
 

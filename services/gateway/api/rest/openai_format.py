@@ -129,6 +129,10 @@ def searched(search: Searched) -> dict[str, Any]:
         told["age_s"] = round(search.age_s, 3)
     if search.stale:
         told["stale"] = True
+    if search.reranked:
+        told["reranked"] = search.reranked
+    if search.not_reranked:
+        told["not_reranked"] = search.not_reranked
     return told
 
 

@@ -153,6 +153,10 @@ async def search_store(gateway: Gateway, exchange: Exchange, principal: Principa
     told: dict[str, Any] = {"warning": found.warning} if found.warning else {}
     if found.age_s:
         told["age_s"] = round(found.age_s, 3)
+    if found.reranking.by:
+        told["reranked"] = found.reranking.by
+    if found.reranking.failed:
+        told["not_reranked"] = found.reranking.failed
     passages: list[dict[str, Any]] = [
         {
             "file_id": passage.source_id,

@@ -154,10 +154,14 @@ class FileText(TypedDict):
 
 
 class SearchExtension(Priced):
-    """`age_s`: since the search was made, where that was for an earlier request."""
+    """`age_s`: since the search was made, where that was for an earlier request; `reranked`: the
+    model that ranked the passages anew, `not_reranked`: why the one that is named for it did not.
+    """
 
     warning: NotRequired[str]
     age_s: NotRequired[float]
+    reranked: NotRequired[str]
+    not_reranked: NotRequired[str]
 
 
 class SearchResults(TypedDict):
