@@ -117,6 +117,7 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard protos/*.proto) pro
 	  echo "make: Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check --no-compile \
 	  --constraint constraints.txt --editable '.[dev]'
+	@echo "compiling the libraries' modules: up to three minutes, in which nothing is told"
 	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	$(BIN)/python protos/generate.py
 	$(BIN)/python kernels/cpu/build.py

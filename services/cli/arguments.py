@@ -42,9 +42,15 @@ def demo(parser: argparse.ArgumentParser) -> None:
         "--documents",
         type=Path,
         default=Path("examples"),
-        help="folder of .md and .txt files to answer from (default examples)",
+        metavar="DIR",
+        help="answer from this folder's documents, of any kind that can be uploaded; those below "
+        "it are left out (default examples)",
     )
-    parser.add_argument("--question", help="default: the first of the folder's questions.jsonl")
+    parser.add_argument(
+        "--question",
+        metavar="TEXT",
+        help="ask this (default: the first of the folder's questions.jsonl)",
+    )
 
 
 def chat(parser: argparse.ArgumentParser) -> None:

@@ -204,7 +204,7 @@ def _assemble(
     policy = PolicyFile.of_settings(settings.policy)
     retrieval = RetrievalClient(redis, settings, policy)
     files = Files(redis, namespace, own, blobs)
-    store_records = StoreRecords(redis, namespace, own.max_files_in_stores)
+    store_records = StoreRecords(redis, namespace, own.max_files_in_stores, own.max_attribute_bytes)
     identity = Identity(settings, redis)
     tenants_told = BoundedNames(own.tenants_in_metrics)
     meter = Meter.of(redis, settings, tenants_told)

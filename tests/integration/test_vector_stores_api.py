@@ -254,6 +254,19 @@ async def test_how_a_file_is_cut(rig: Rig) -> None:
     assert again.chunking_strategy.type == "other"
 
 
+async def test_how_no_file_is_cut_is_not_taken_silently(rig: Rig) -> None:
+    """It would be forgotten: files that are attached later are cut as their calls say."""
+    size = {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 0}
+    static: Any = {"type": "static", "static": size}
+    port = await Port.of(rig)
+    for more in ({}, {"file_ids": []}):
+        with pytest.raises(openai.BadRequestError, match="goes with 'file_ids'") as refused:
+            await port.stores.create(name="a", chunking_strategy=static, **more)
+        assert refused.value.param == "chunking_strategy"
+    made = await port.stores.create(name="a", chunking_strategy={"type": "auto"})
+    assert made.file_counts.total == 0
+
+
 async def test_what_a_file_in_a_store_says(rig: Rig) -> None:
     port = await Port.of(rig)
     file = await port.add("a.md")

@@ -150,7 +150,7 @@ class StoresRig:
         self.namespace = namespace
         self.retrieval = retrieval or ScriptedRetrieval()
         self.files = Files(redis, namespace, GatewaySettings(), self.retrieval.blobs)
-        self.records = StoreRecords(redis, namespace, max_files=20)
+        self.records = StoreRecords(redis, namespace, max_files=20, max_attribute_bytes=2**20)
         self.metered = SharedMeter()
         self.jobs = Jobs(redis, namespace, name, JobsSettings(lease_s=60))
         self.who = {one.tenant: one for one in (WHO, THEIRS)}  # as they stand

@@ -9,9 +9,11 @@ so is every unknown field.
 import asyncio
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
+import jiter
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -23,10 +25,11 @@ from pydantic import (
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, from_json
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
+from services.gateway.faults import words_of
 
 M = TypeVar("M", bound="Body")
 T = TypeVar("T")
@@ -44,6 +47,7 @@ _REASONS = {
 _LARGE_BODY = 64 * 1024  # parsing takes about 0.1 ms up to here
 MAX_DEPTH = 100  # of JSON that others read: each level is a call in some of them
 _METADATA_MAX = 16  # entries
+_TWICE = re.compile(r'Detected duplicate key "(.*)" at (line \d+ column \d+)', re.DOTALL)  # jiter's
 _NAME_SHOWN = 64  # characters of a client's field name that an error repeats
 
 
@@ -171,16 +175,28 @@ def parse(model: type[M], body: bytes, limits: GatewaySettings | None = None) ->
     """
     try:
         fields = read_json(body)
-    except ValueError as error:  # tells the position and the kind, not the text
-        raise _no_json(f"The body is not valid JSON: {error}") from None
+    except ValueError as error:
+        raise wrong_json(error) from None
     if not isinstance(fields, dict):
         raise _no_json("The body must be a JSON object.")
     return validated(model, fields, limits)
 
 
 def read_json(text: str | bytes) -> Any:
-    """JSON without NaN or infinities, which are none of it. Raises ValueError."""
-    return from_json(text, allow_inf_nan=False)
+    """JSON without NaN or infinities, which are none of it, and with each name of an object once:
+    of two, one would be taken and the other ignored. Raises ValueError."""
+    told = text.encode() if isinstance(text, str) else text
+    return jiter.from_json(told, allow_inf_nan=False, catch_duplicate_keys=True)
+
+
+def wrong_json(error: ValueError) -> PenstockError:
+    """Of `read_json`, whose errors tell the position and the kind, and a name that is there
+    twice."""
+    if twice := _TWICE.fullmatch(str(error)):
+        name = twice[1][:_NAME_SHOWN]
+        message = f"The parameter '{name}' is there twice in one object ({twice[2]})."
+        return invalid(message, name, stage="gateway")
+    return _no_json(f"The body is not valid JSON: {error}")
 
 
 def _no_json(message: str) -> PenstockError:
@@ -206,9 +222,9 @@ def _explain(error: ErrorDetails) -> PenstockError:
     elif error["type"] == "missing":
         message = f"Missing required parameter: '{path}'."
     elif reason == UNSUPPORTED:
-        message = f"Unsupported parameter: '{path}': {error['msg']}."
+        message = f"Unsupported parameter: '{path}': {words_of(error)}."
     else:
-        message = f"Invalid '{path}': {error['msg'].removeprefix('Value error, ')}."
+        message = f"Invalid '{path}': {words_of(error)}."
     return invalid(message, path, reason=reason, stage="gateway")
 
 

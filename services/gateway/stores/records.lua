@@ -9,6 +9,7 @@
 --   :store:<id>         hash  file -> record (of it here: state, attachment, bytes, batch)
 --   :store:<id>:unready set   files that searches do not find, yet or ever
 --   :store:<id>:facts   hash  in_progress, completed, failed, cancelled: files in that state;
+--                             attributes: the bytes of all files' attributes;
 --                             <batch>:<state>: what became of a batch's; bytes: of the completed;
 --                             active: s; days: it expires so long after that; revision: the last;
 --                             reindex:embedder, :token, :state, :why, :until (s): of the last time that
@@ -27,9 +28,10 @@
 --                                               what those say of their caches,
 --                                               which are to be embedded anew by the embedder
 --   room         most (files in all stores), how many more  -> ok | full
---   put          store, most (as above), batch (''), its record, (file, record)*
---                                            -> ok | gone | expired | full
---   change_file  store, file, before, after  -> ok | changed
+--   put          store, most (as above), attributes (bytes at most in all stores), batch (''), its
+--                record, (file, record)*     -> ok | gone | expired | full | attributes
+--   change_file  store, file, before, after, attributes (as above)
+--                                            -> ok | changed | attributes: these grew beyond that
 --   revise       store, file, attachment ('' it is not there)  -> a revision above all before, or 0:
 --                                               the file is there by another attachment
 --   drop         store, file, attachment     -> whether it was there by that attachment
@@ -84,8 +86,15 @@ local function add_embedder(store, field, n)
   if call('HINCRBY', embedders, field, n) == 0 then call('HDEL', embedders, field) end
 end
 
+local function attribute_bytes(file)
+  local told = file and file.attributes
+  return set(told) and next(told) and #cjson.encode(told) or 0
+end
+
 local function count(store, file, n)
   add(store, file.state, n)
+  local bytes = attribute_bytes(file)
+  add(store, 'attributes', bytes > 0 and n * bytes or 0) -- of none, -0 is no number to Redis
   if file.state ~= 'completed' then return end
   add(store, 'bytes', n * file.bytes)
   add_embedder(store, set(file.embedder) and file.embedder or '?', n)
@@ -107,8 +116,9 @@ local function counted(store)
   for n = 1, #STATES do states[n] = tonumber(states[n] or 0); total = total + states[n] end
   local unready = call('SCARD', key(store, 'unready'))
   if total == call('HLEN', key(store)) and total - states[2] == unready
-    and states[2] == embedded(store) then return end
-  call('HDEL', facts, 'bytes', unpack(STATES))
+    and states[2] == embedded(store)
+    and (total == 0 or call('HEXISTS', facts, 'attributes') == 1) then return end
+  call('HDEL', facts, 'bytes', 'attributes', unpack(STATES))
   call('DEL', key(store, 'embedders'))
   for _, record in ipairs(call('HVALS', key(store))) do count(store, cjson.decode(record), 1) end
 end
@@ -249,15 +259,28 @@ local function is_full(most, more)
   return more > tonumber(most)
 end
 
+local function too_long(most, more)
+  if more <= 0 then return false end
+  for _, store in ipairs(call('HKEYS', STORES)) do
+    more = more + (call('HGET', key(store, 'facts'), 'attributes') or 0)
+  end
+  return more > tonumber(most)
+end
+
 function ops.room(most, more) return is_full(most, tonumber(more)) and 'full' or 'ok' end
 
-function ops.put(store, most, batch, record, ...)
+function ops.put(store, most, attributes, batch, record, ...)
   local no = refused(store)
   if no then return no end
-  local files, more = {...}, 0
-  for n = 1, #files, 2 do more = more + 1 - call('HEXISTS', key(store), files[n]) end
+  local files, more, bytes = {...}, 0, 0
+  for n = 1, #files, 2 do
+    more = more + 1 - call('HEXISTS', key(store), files[n])
+    bytes = bytes + attribute_bytes(cjson.decode(files[n + 1]))
+      - attribute_bytes(file_of(store, files[n]))
+  end
   if more > 0 and is_full(most, more) then return 'full' end
   counted(store)
+  if too_long(attributes, bytes) then return 'attributes' end
   if batch ~= '' then add_batch(store, batch, record) end
   for n = 1, #files, 2 do
     moved(store, files[n], file_of(store, files[n]), cjson.decode(files[n + 1]))
@@ -267,11 +290,15 @@ function ops.put(store, most, batch, record, ...)
   return 'ok'
 end
 
-function ops.change_file(store, id, before, after)
+function ops.change_file(store, id, before, after, attributes)
   local file, stored = file_of(store, id)
   if stored ~= before then return 'changed' end
   counted(store)
-  moved(store, id, file, cjson.decode(after))
+  local new = cjson.decode(after)
+  if too_long(attributes, attribute_bytes(new) - attribute_bytes(file)) then
+    return 'attributes'
+  end
+  moved(store, id, file, new)
   call('HSET', key(store), id, after)
   return 'ok'
 end

@@ -144,9 +144,17 @@ def attribute_values(attributes: Attributes) -> dict[str, AttributeValue]:
     return {key: attribute_value(value) for key, value in attributes.items()}
 
 
-def told_attributes(attributes: Mapping[str, AttributeValue]) -> dict[str, bool | float | str]:
+def told_attributes(
+    attributes: Mapping[str, AttributeValue],
+) -> dict[str, bool | int | float | str]:
     """As clients have them."""
-    return {key: getattr(one, one.WhichOneof("kind") or "text") for key, one in attributes.items()}
+    return {key: _told(one) for key, one in attributes.items()}
+
+
+def _told(value: AttributeValue) -> bool | int | float | str:
+    """A whole number as one, as its file's record tells it: JSON has 3 and 3.0 for the same."""
+    told: bool | float | str = getattr(value, value.WhichOneof("kind") or "text")
+    return int(told) if isinstance(told, float) and told.is_integer() else told
 
 
 def attribute_value(value: bool | int | float | str) -> AttributeValue:

@@ -28,9 +28,12 @@ def expired(id: str, param: str = "") -> PenstockError:
 class StoreRecords:
     """Methods raise `RedisAway` when Redis is away, NOT_FOUND for an unknown id."""
 
-    def __init__(self, redis: Redis, namespace: str, max_files: int) -> None:
-        """`max_files`: in all stores of a tenant together."""
+    def __init__(
+        self, redis: Redis, namespace: str, max_files: int, max_attribute_bytes: int
+    ) -> None:
+        """Both are of all stores of a tenant together."""
         self._max_files = max_files
+        self._max_attribute_bytes = max_attribute_bytes
         self._redis = redis
         self._namespace = namespace
         self._script = Script(redis, _SOURCE)
@@ -147,10 +150,10 @@ class StoreRecords:
     ) -> None:
         """Begins attachments, each in the place of an earlier one of the same file. Raises
         NOT_FOUND where the store is gone, INVALID_ARGUMENT where it expired, RESOURCE_EXHAUSTED
-        ("too_many_files_in_vector_stores")."""
+        ("too_many_files_in_vector_stores", "too_many_bytes_of_attributes")."""
         told = [part for file in files for part in (file.id, file.model_dump_json())]
         of = (batch.id, batch.model_dump_json()) if batch is not None else ("", "")
-        place = (STORE.checked(store), self._max_files)
+        place = (STORE.checked(store), self._max_files, self._max_attribute_bytes)
         outcome = await self._call(tenant, "put", *place, *of, *told)
         self._check_room(outcome)
         _check(store, outcome)
@@ -164,6 +167,9 @@ class StoreRecords:
         if outcome == "full":
             metrics.files_refused.labels("tenant").inc()
             raise too_many("files in vector stores", self._max_files)
+        if outcome == "attributes":
+            metrics.files_refused.labels("tenant").inc()
+            raise too_many("bytes of attributes", self._max_attribute_bytes)
 
     async def file_ids(self, tenant: str, store: str) -> list[str]:
         key = self._key(tenant, "store", STORE.checked(store))
@@ -187,7 +193,8 @@ class StoreRecords:
         self, tenant: str, store: str, id: str, edit: Callable[[AttachedFile], AttachedFile | None]
     ) -> AttachedFile:
         """`edit`: makes the new record of the one that is there; None: it is to stay. Returns what
-        is there then."""
+        is there then. Raises RESOURCE_EXHAUSTED ("too_many_bytes_of_attributes") where they would
+        grow beyond their bound."""
         key = self._key(tenant, "store", STORE.checked(store))
         while True:
             before = await self._redis.hget(key, id) if FILE.fits(id) else None
@@ -197,8 +204,10 @@ class StoreRecords:
             after = edit(file)
             if after is None:
                 return file
-            told = (store, id, before, after.model_dump_json())
-            if await self._call(tenant, "change_file", *told) == "ok":
+            told = (store, id, before, after.model_dump_json(), self._max_attribute_bytes)
+            outcome = await self._call(tenant, "change_file", *told)
+            self._check_room(outcome)
+            if outcome == "ok":
                 return after
 
     async def revise(self, tenant: str, store: str, file: str, attachment: str = "") -> int:

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from services.common.children import plain_environment
 from services.common.secrets import private_folder
 from services.retrieval.index.layout import Layout
 from services.retrieval.index.points import (
@@ -31,7 +32,6 @@ from services.retrieval.index.points import (
 
 log = logging.getLogger(__name__)
 
-_ROOT = Path(__file__).resolve().parents[3]
 _STANDS_STILL_S = 60.0  # a call that takes longer never ends
 _READY_S = 3600.0  # reading a log, or a store of an earlier version
 _END_S = 10.0
@@ -97,13 +97,12 @@ class EdgePoints:
     def _start(self) -> None:
         private_folder(Path(self._layout.data_dir))
         ours, theirs = Pipe()
-        path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         command = ["-m", "services.retrieval.index.edge_process", str(theirs.fileno())]
         self._process = subprocess.Popen(
             [sys.executable, *command, json.dumps(self._layout._asdict())],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            env=plain_environment(),
         )
         theirs.close()
         _bound(ours, _STANDS_STILL_S)

@@ -115,7 +115,7 @@ class Rig:
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """A demo over two documents, of which nothing starts and nothing waits."""
     api, stack = Api(), list[str]()
-    for name, text in (("b.txt", "A penstock."), ("a.md", "# Water"), ("c.html", "no document")):
+    for name, text in (("b.txt", "A penstock."), ("a.md", "# Water"), ("c.png", "no document")):
         (tmp_path / name).write_text(text)
     questions = ('{"question": "What is it?"}', '{"question": "And then?"}')
     (tmp_path / "questions.jsonl").write_text("\n".join(questions))
@@ -175,7 +175,10 @@ def test_the_question_that_is_given_is_asked(rig: Rig, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("gone", "said"),
-    [(["questions.jsonl"], "--question is needed"), (["a.md", "b.txt"], "--documents: no .md")],
+    [
+        (["questions.jsonl"], "--question is needed"),
+        (["a.md", "b.txt"], "--documents: no document"),
+    ],
 )
 def test_what_is_missing_is_told_before_anything_starts(
     gone: list[str], said: str, rig: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str]

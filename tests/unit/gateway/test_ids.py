@@ -83,7 +83,7 @@ class NoRedis:
 def stores(files: Files) -> VectorStores:
     redis, settings = NoRedis(), Settings()
     telemetry = Telemetry("gateway", "test")
-    records = StoreRecords(redis, "ns", 9)
+    records = StoreRecords(redis, "ns", 9, 9)
     retrieval = RetrievalClient(redis, settings)
     nobody: Any = None  # carries it out
     indexing = Indexing(files, records, retrieval, meter(), telemetry, nobody, nobody, 100)

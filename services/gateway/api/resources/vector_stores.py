@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from protos.common_pb2 import Caller
 from services.common.errors import PenstockError
@@ -18,7 +18,7 @@ from services.gateway.api.resources.attachments import (
 )
 from services.gateway.api.resources.attributes import Attributes
 from services.gateway.api.resources.pages import StorePage, page_of
-from services.gateway.api.schema import Body, Metadata
+from services.gateway.api.schema import Body, Metadata, refuse
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
@@ -72,6 +72,14 @@ class CreateStore(AboutStore):
     description: Annotated[str, Field(max_length=512)] | None = None
     file_ids: Annotated[list[Name], Field(max_length=MAX_FILES)] | None = None
     chunking_strategy: ChunkingStrategy | None = None
+
+    @model_validator(mode="after")
+    def _cuts_something(self) -> "CreateStore":
+        strategy = self.chunking_strategy
+        if strategy is not None and strategy.type != "auto" and not self.file_ids:
+            why = "goes with 'file_ids': files that are attached later are cut as their calls say"
+            raise refuse("chunking_strategy", why)
+        return self
 
     def edit(self, record: StoreRecord) -> StoreRecord:
         return super().edit(record.model_copy(update={"description": self.description or ""}))
