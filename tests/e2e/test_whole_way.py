@@ -439,6 +439,64 @@ async def test_many_at_once_all_end_as_they_would_alone(penstock: Cluster) -> No
     assert [answer.choices[0].text for answer in together] == alone
 
 
+async def test_a_served_model_ranks_what_a_store_and_a_chat_find(penstock: Cluster) -> None:
+    """At a gateway that names one, by what /v1/score says of the same texts: the whole way."""
+    texts = ["The water is hot.", "The keeper asks for the water.", "The pressure of the water."]
+    question = "What is the pressure of the water?"
+    gateway = penstock.spawn(
+        "gateway", RETRIEVAL__RERANKING_MODEL="tiny", RETRIEVAL__RERANKING_TIMEOUT_S="30"
+    )
+    await penstock.up(gateway)
+    try:
+        async with client(penstock) as api, penstock.api(-1) as http:
+
+            async def ready() -> bool:
+                return (await http.get("/readyz")).status_code == 200
+
+            await until(ready, 30, "the gateway is ready")
+            store = await api.vector_stores.create(name="waters")
+            for number, text in enumerate(texts):
+                file = await api.files.create(
+                    file=(f"{number}.md", text.encode()), purpose="assistants"
+                )
+                await api.vector_stores.files.create_and_poll(file.id, vector_store_id=store.id)
+            asked = {"query": question, "max_num_results": 2}
+            told = (await http.post(f"/v1/vector_stores/{store.id}/search", json=asked)).json()
+            assert told["penstock"]["reranked"] == "tiny", told
+            read = [f"{one['title']}\n{one['content'][0]['text']}" for one in told["data"]]
+            scored = await http.post(
+                "/v1/score", json={"model": "tiny", "text_1": question, "text_2": read}
+            )
+            wanted = [one["score"] for one in scored.json()["data"]]
+            assert [one["score"] for one in told["data"]] == pytest.approx(wanted, abs=1e-5)
+            assert len(wanted) == 2
+            assert wanted == sorted(wanted, reverse=True)
+            chat = await http.post(
+                "/v1/chat/completions",
+                json={
+                    "model": "tiny",
+                    "messages": [{"role": "user", "content": question}],
+                    "max_tokens": 4,
+                    "tools": [
+                        {
+                            "type": "file_search",
+                            "vector_store_ids": [store.id],
+                            "max_num_results": 2,
+                        }
+                    ],
+                },
+            )
+            body = chat.json()
+            assert body["penstock"]["search"]["reranked"] == "tiny"
+            passages = [one["filename"] for one in body["penstock"]["passages"]]
+            assert passages == [one["filename"] for one in told["data"]]
+            record = (await http.get(f"/v1/requests/{chat.headers['x-request-id']}")).json()
+            assert "rerank" in [span["name"] for span in record["spans"]]
+    finally:
+        gateway.kill()
+        penstock.processes.remove(gateway)
+
+
 async def test_a_pool_that_does_both_answers_as_the_split_ones(
     penstock: Cluster, checkpoint: Path
 ) -> None:
