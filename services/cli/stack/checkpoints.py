@@ -6,13 +6,13 @@ from pathlib import Path
 from kernels.cpu.library import Unavailable
 from services.common.checkpoint import is_hub_id, locate
 from services.common.config import ModelSpec, Settings
+from services.worker.engine.checkpoint import check_weights
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cpu_runner import check_fits
 from services.worker.engine.draft_model import with_room
 from services.worker.engine.model_config import ModelConfig, UnsupportedModel
 from services.worker.engine.models.registry import read_config
 from services.worker.engine.runner import choose_dtype, max_model_len, num_blocks
-from services.worker.engine.weights import check_weights
 from services.worker.engine_config import engine_config
 
 

@@ -1,69 +1,18 @@
-"""A checkpoint's tensors as numpy arrays, read row by row as they are asked for. No torch."""
+"""A checkpoint, opened: its files, and the model's tensors in them, checked by the headers alone."""
 
-import json
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
-
+from services.common.gguf.unfolded import WEIGHTS as GGUF
 from services.common.sampled import sampled
+from services.worker.engine.formats import gguf, safetensors
+from services.worker.engine.formats.stored import FLOATS, Plain, Stored
 from services.worker.engine.model_config import ModelConfig, UnsupportedModel
-from services.worker.engine.weights import check_weights, in_full, unused
-
-_TYPES: dict[str, Any] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-
-Floats = NDArray[np.float32]
-Bits = NDArray[np.uint16]
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor in its file. Reading raises UnsupportedModel where that has become shorter."""
-
-    file: BinaryIO
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
-
-    def values(self, first: int = 0, last: int | None = None) -> NDArray[Any]:
-        """Rows [first, last), as they are stored; numpy has no bfloat16, so of that the bits."""
-        shape = (len(range(self.shape[0])[first:last]), *self.shape[1:])
-        found = np.empty(shape, _TYPES[self.dtype])
-        at = self.offset + first * prod(self.shape[1:]) * found.itemsize
-        rest = found.reshape(-1).view(np.uint8).data
-        while rest:
-            count = os.preadv(self.file.fileno(), [rest], at)
-            if not count:
-                raise UnsupportedModel(f"{self.file.name}: was cut short while it was read")
-            rest, at = rest[count:], at + count
-        return found
-
-    def float32(self, first: int = 0, last: int | None = None) -> Floats:
-        """Rows [first, last); exact, but for float64."""
-        values = self.values(first, last)
-        if self.dtype != "BF16":
-            return values.astype(np.float32, copy=False)
-        return (values.astype(np.uint32) << 16).view(np.float32)
-
-    def bfloat16(self, first: int = 0, last: int | None = None) -> Bits:
-        """Rows [first, last): the bits of the nearest values, of two the even one."""
-        if self.dtype == "BF16":
-            return self.values(first, last)
-        wide = self.float32(first, last)
-        bits = wide.view(np.uint32)
-        nearest = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-        return np.where(np.isnan(wide), np.uint16(0x7FC0), nearest)
+from services.worker.engine.weights import shapes, unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +36,50 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(directory: str | Path, config: ModelConfig) -> Iterator[Checkpoint]:
-    """Raises UnsupportedModel as `check_weights` does."""
-    paths = check_weights(directory, config)
-    found = _fingerprint(paths)
+    """Raises UnsupportedModel when a file is missing or broken, or when tensors are missing,
+    unknown or of a wrong shape."""
+    folder = Path(directory)
+    single = folder / GGUF
+    paths = [single] if single.exists() else safetensors.files_of(folder)
+    if not single.exists():
+        for path in paths:
+            safetensors.check_whole(path)
+    fingerprint = _fingerprint(paths)
     with ExitStack() as files:
-        tensors = {
-            name: stored
-            for path in paths
-            for name, stored in _tensors(files.enter_context(_open(path)))
-            if not unused(name, config)
-        }
-        yield Checkpoint(paths, found, tensors)
+        found: dict[str, Stored] = {}
+        for path in paths:
+            file = files.enter_context(_open(path))
+            if path == single:
+                found |= gguf.tensors_of(file, gguf.header_of(path), config)
+            else:
+                found |= safetensors.tensors_of(file)
+        used = {name: stored for name, stored in found.items() if not unused(name, config)}
+        yield Checkpoint(paths, fingerprint, _checked(folder, used, config))
+
+
+def _checked(folder: Path, found: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stored]:
+    """What the model needs, and no more. Raises UnsupportedModel."""
+    wanted = shapes(config)
+    for name, stored in found.items():
+        place = f"{folder}: tensor {name}"
+        if name not in wanted:
+            raise UnsupportedModel(f"{place} has no place in the model")
+        if stored.shape != wanted[name]:
+            raise UnsupportedModel(
+                f"{place} is {list(stored.shape)}, config.json makes it {list(wanted[name])}"
+            )
+        if isinstance(stored, Plain) and stored.dtype not in FLOATS:
+            raise UnsupportedModel(f"{place} is {stored.dtype}, which is not supported")
+    missing = sorted(wanted.keys() - found.keys())
+    if missing:
+        raise UnsupportedModel(f"{folder}: {len(missing)} tensors are missing, first {missing[0]}")
+    return dict(found)
+
+
+def check_weights(directory: str | Path, config: ModelConfig) -> None:
+    """Raises UnsupportedModel as `open_checkpoint` does."""
+    with open_checkpoint(directory, config):
+        pass
 
 
 def _fingerprint(paths: Iterable[Path]) -> str:
@@ -117,13 +99,3 @@ def _open(path: Path) -> BinaryIO:
         return path.open("rb", buffering=0)
     except OSError as error:
         raise UnsupportedModel(f"{path}: {error}") from error
-
-
-def _tensors(file: BinaryIO) -> Iterator[tuple[str, Stored]]:
-    """safetensors: the header's size in 8 bytes, the header as JSON, the data."""
-    start = 8 + int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
-    for name, about in json.loads(os.pread(file.fileno(), start - 8, 8)).items():
-        if name == "__metadata__" or about["dtype"] not in _TYPES:
-            continue
-        begin, _ = about["data_offsets"]
-        yield in_full(name), Stored(file, start + begin, tuple(about["shape"]), about["dtype"])

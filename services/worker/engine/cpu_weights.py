@@ -3,11 +3,13 @@ that its processes share, or in memory where that cannot be."""
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,9 @@ from kernels.cpu.matrix import PANEL, Matrix, elements_of, grouped, quantized
 from kernels.cpu.memory import HUGE, LINE, huge_bytes, zeros
 from kernels.cpu.program import Format
 from services.worker.engine import packed_file
-from services.worker.engine.checkpoint import Checkpoint, Floats, Stored, open_checkpoint
+from services.worker.engine.checkpoint import Checkpoint, open_checkpoint
+from services.worker.engine.formats import SOURCES
+from services.worker.engine.formats.stored import Floats, Held, Stored
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import build_model
 from services.worker.engine.runner import Dtype
@@ -26,8 +30,10 @@ log = logging.getLogger(__name__)
 
 _HEADS = {"lm_head", "score"}
 _Rounded = Callable[[Floats], tuple[NDArray[np.generic], NDArray[np.floating]]]
-_ROUNDED: dict[str, _Rounded] = {"int8": quantized, "uint8": grouped}
-"""By what panels are of."""
+_ROUNDED: dict[Held, _Rounded] = {"int8": quantized, "int4": grouped}
+_PANELS: dict[Held, str] = {"int8": "int8", "int4": "uint8"}
+"""What panels of them are of; those of rows are of what the program's rows are."""
+_BITS: dict[Held, int] = {"int4": 4, "int8": 8, "": 16}
 _PIECE = 4 * HUGE
 """Bytes that a thread packs at a time. Written in whole huge pages, they lie in such in the page
 cache."""
@@ -44,6 +50,8 @@ class _Part:
     n: int
     k: int
     in_panels: bool
+    held: Held
+    """What its matrix is in; "": as rows are."""
     dtype: str
     """Of numpy."""
     plus: float
@@ -59,36 +67,45 @@ class _Layout:
     """Where each tensor lies, in the order in which the model asks for them; tied ones lie once. As
     `Weights`."""
 
-    def __init__(self, number_format: Format, quantization: str) -> None:
-        of_rows = "float32" if number_format == "float32" else "uint16"
-        self._matrices = {"int8": "int8", "int4": "uint8"}.get(quantization, of_rows)
-        self._tables = "int8" if quantization == "int4" else self._matrices
+    def __init__(
+        self, number_format: Format, quantization: str, tensors: Mapping[str, Stored]
+    ) -> None:
+        self._of_rows = "float32" if number_format == "float32" else "uint16"
+        asked: dict[str, Held] = {"int8": "int8", "int4": "int4"}
+        self._matrices = asked.get(quantization, "")
+        self._tables: Held = "int8" if quantization == "int4" else self._matrices
         """Of embeddings and heads."""
+        self._tensors = tensors
         self.parts: dict[tuple[str, ...], _Part] = {}
         self.end = 0
 
     def table(self, name: str, rows: int, width: int) -> None:
-        self._add((f"{name}.weight",), rows, width, self._tables)
+        self._add_matrix((f"{name}.weight",), rows, width, self._tables)
 
     def vector(self, name: str, size: int, plus: float = 0.0) -> None:
-        self._add((f"{name}.weight",), size, 1, plus=plus)
+        self._add_vector((f"{name}.weight",), size, plus)
 
     def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> None:
         rows = sum(layers.values())
-        dtype = self._tables if _HEADS & layers.keys() else self._matrices
-        self._add(tuple(f"{name}.weight" for name in layers), rows, width, dtype)
+        asked = self._tables if _HEADS & layers.keys() else self._matrices
+        self._add_matrix(tuple(f"{name}.weight" for name in layers), rows, width, asked)
         if bias:
-            self._add(tuple(f"{name}.bias" for name in layers), rows, 1)
+            self._add_vector(tuple(f"{name}.bias" for name in layers), rows)
 
-    def _add(
-        self, names: tuple[str, ...], n: int, k: int, panels: str = "", plus: float = 0.0
-    ) -> None:
-        """`panels`: of what, if it is a matrix."""
-        if names in self.parts:
-            return
-        part = _Part(self.end, names, n, k, bool(panels), panels or "float32", plus)
-        self.parts[names] = part
-        self.end = -(-part.end // LINE) * LINE
+    def _add_matrix(self, names: tuple[str, ...], n: int, k: int, asked: Held) -> None:
+        """What all its tensors are held in it is in, unless fewer bits are asked for."""
+        all_held = {self._tensors[name].held for name in names}
+        of_file = all_held.pop() if len(all_held) == 1 else ""
+        held = min(of_file, asked, key=lambda one: _BITS[one])
+        self._add(_Part(self.end, names, n, k, True, held, _PANELS.get(held, self._of_rows), 0.0))
+
+    def _add_vector(self, names: tuple[str, ...], size: int, plus: float = 0.0) -> None:
+        self._add(_Part(self.end, names, size, 1, False, "", "float32", plus))
+
+    def _add(self, part: _Part) -> None:
+        if part.names not in self.parts:
+            self.parts[part.names] = part
+            self.end = -(-part.end // LINE) * LINE
 
 
 class CpuWeights:
@@ -110,10 +127,14 @@ class CpuWeights:
             tensors = checkpoint.tensors
             self.num_parameters = sum(stored.size for stored in tensors.values())
             self.format: Format = _format(dtype, tensors)
-            layout = _Layout(self.format, quantization)
+            layout = _Layout(self.format, quantization, tensors)
             build_model(model, layout)
+            for words in _told(layout, tensors):
+                log.warning("%s: %s", directory, words)
             packer = _Packer(library, checkpoint, layout, threads)
-            about = f"{checkpoint.fingerprint} {library.name} {list(layout.parts.values())}"
+            about = (
+                f"{checkpoint.fingerprint} {library.name} {SOURCES} {list(layout.parts.values())}"
+            )
             key = sha256(about.encode()).hexdigest()
             self._parts = layout.parts
             self._memory, self.place = _take(packer, key, layout.end, packed_dir)
@@ -155,8 +176,25 @@ def _format(dtype: Dtype, tensors: Mapping[str, Stored]) -> Format:
     if dtype == "bfloat16":
         return "bfloat16"
     matrices = [stored for stored in tensors.values() if len(stored.shape) > 1]
-    narrow = all(stored.dtype == "BF16" for stored in matrices)
+    narrow = all(stored.fits_bfloat16 for stored in matrices)
     return "bfloat16_weights" if narrow else "float32"
+
+
+def _told(layout: "_Layout", tensors: Mapping[str, Stored]) -> list[str]:
+    """What becomes of matrices whose values are not kept to the bit, those that nobody rounded
+    before aside."""
+    changed: Counter[tuple[str, str]] = Counter()
+    for part in layout.parts.values():
+        for name in part.names if part.in_panels else ():
+            stored = tensors[name]
+            if stored.is_quantized and stored.held != part.held:
+                to = part.held or ("float32" if part.dtype == "float32" else "bfloat16")
+                changed[stored.kind, to] += 1
+    return [
+        f"{count} matrices of {kind} are "
+        + (f"rounded again, to {to}" if to in _ROUNDED else f"widened to {to}")
+        for (kind, to), count in sorted(changed.items())
+    ]
 
 
 def _take(
@@ -240,22 +278,23 @@ class _Packer:
         strip = max(1, _STRIP // (PANEL * part.k))
         for at in range(begin, end, strip):
             panels = content[at - begin : at - begin + strip]
-            rows = self._rows(part, at * PANEL, min(part.n, (at + len(panels)) * PANEL))
-            if part.dtype in _ROUNDED:
-                rounded, scales = _ROUNDED[part.dtype](rows.view(np.float32))
-                self._library.pack(rounded, panels, scales)
-            else:
-                self._library.pack(rows, panels)
+            found = self._rows(part, at * PANEL, min(part.n, (at + len(panels)) * PANEL))
+            rows, *scales = (np.concatenate(each) for each in zip(*found, strict=True))
+            self._library.pack(rows, panels, *scales)
         return part.offset + begin * size, content.reshape(-1).view(np.uint8)
 
-    def _rows(self, part: _Part, first: int, last: int) -> NDArray[np.generic]:
-        """Rows [first, last) of the part's tensors, one below the other."""
-        found, above = [], 0
+    def _rows(self, part: _Part, first: int, last: int) -> Iterator[tuple[NDArray[Any], ...]]:
+        """Rows [first, last) of the part's tensors, one below the other, and their scales if they
+        have some."""
+        above = 0
         for name in part.names:
             stored = self._checkpoint.tensors[name]
             own = max(0, first - above), min(stored.shape[0], last - above)
             if own[0] < own[1]:
-                exact = stored.float32 if part.dtype != "uint16" else stored.bfloat16
-                found.append(exact(*own))
+                if part.held and stored.held == part.held:
+                    yield stored.narrow(*own)
+                elif part.held:
+                    yield _ROUNDED[part.held](stored.float32(*own))
+                else:
+                    yield ((stored.bfloat16 if part.dtype == "uint16" else stored.float32)(*own),)
             above += stored.shape[0]
-        return np.concatenate(found) if len(found) > 1 else found[0]

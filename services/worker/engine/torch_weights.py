@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from services.worker.engine.checkpoint import Stored
+from services.worker.engine.formats.stored import Stored
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Linear = tuple[Tensor, Tensor | None]
@@ -52,8 +52,7 @@ class TorchWeights:
         return self._made[name]
 
     def _moved(self, name: str) -> Tensor:
-        stored = self._tensors[name]
-        values = torch.from_numpy(stored.values())
-        if stored.dtype == "BF16":
+        values = torch.from_numpy(self._tensors[name].values())
+        if values.dtype == torch.uint16:
             values = values.view(torch.bfloat16)
         return values.to(device=self._device, dtype=self._dtype)

@@ -18,8 +18,9 @@ from kernels.cpu import library as library_module
 from kernels.cpu.library import Library, built
 from kernels.cpu.matrix import PANEL
 from services.worker.engine import cpu_weights, packed_file
-from services.worker.engine.checkpoint import Stored, open_checkpoint
+from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.cpu_weights import CpuWeights
+from services.worker.engine.formats.stored import Plain
 from services.worker.engine.model_config import UnsupportedModel
 from services.worker.engine.models.registry import build_model, read_config
 from tests.unit.engine import checkpoints
@@ -211,13 +212,13 @@ def test_a_checkpoint_that_changes_while_it_is_packed_is_refused(
 ) -> None:
     folder, packed = tmp_path / "model", tmp_path / "packed"
     shutil.copytree(checkpoint(), folder)
-    read = Stored.float32
+    read = Plain.float32
 
-    def and_change(self: Stored, *rows: int) -> Any:
+    def and_change(self: Plain, *rows: int) -> Any:
         (folder / "model.safetensors").touch()
         return read(self, *rows)
 
-    monkeypatch.setattr(Stored, "float32", and_change)
+    monkeypatch.setattr(Plain, "float32", and_change)
     for place in (packed, None):
         with pytest.raises(UnsupportedModel, match="changed while it was read"):
             load(folder, place)

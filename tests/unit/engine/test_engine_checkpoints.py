@@ -12,12 +12,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from services.worker.engine.checkpoint import open_checkpoint
+from services.worker.engine.checkpoint import check_weights, open_checkpoint
 from services.worker.engine.model_config import UnsupportedModel
 from services.worker.engine.models.registry import read_config
 from services.worker.engine.rope import build_rope
 from services.worker.engine.runner import choose_dtype
-from services.worker.engine.weights import check_weights, shapes
+from services.worker.engine.weights import shapes
 from tests.unit.engine.checkpoints import VOCAB
 from tests.unit.engine.driving import generate, greedy, make_engine, make_prompts
 
