@@ -1,9 +1,13 @@
-"""Where a served model's files lie: a folder as given, or a Hugging Face hub id made local."""
+"""Where a served model's files lie: a folder as given, one that a GGUF file is unfolded to, or a
+Hugging Face hub id made local."""
 
 from hashlib import blake2b
 from pathlib import Path
 
 from services.common.config import ModelSpec, Settings
+from services.common.gguf.header import UnsupportedGguf
+from services.common.gguf.unfolded import WEIGHTS as GGUF
+from services.common.gguf.unfolded import unfolded
 from services.common.sampled import sampled
 
 _FILES = ["*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.*"]
@@ -17,9 +21,12 @@ def locate(spec: ModelSpec, *, weights: bool = True) -> Path:
     """The checkpoint's folder, downloaded first if `spec.path` is a hub id. Blocking.
 
     Without `weights` only what a tokenizer needs is downloaded. Raises FileNotFoundError that names
-    the model and says why, within seconds, whatever the hub does.
+    the model and says why, within seconds, whatever the hub does; likewise of a GGUF file that
+    cannot be read.
     """
     folder = Path(spec.path).expanduser()
+    if is_gguf(spec.path):
+        return _of_gguf(spec, folder)
     if folder.is_dir():
         return folder
     if not is_hub_id(spec.path):
@@ -47,7 +54,7 @@ def digest(folder: Path, quantization: str = "") -> str:
     rounded to when they are loaded, if they are. 16 hex digits. Raises OSError.
     """
     found = blake2b(text_digest(folder).encode(), digest_size=8)
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob(GGUF)]):
         found.update(sampled(path))
     found.update(quantization.encode())
     return found.hexdigest()
@@ -55,7 +62,21 @@ def digest(folder: Path, quantization: str = "") -> str:
 
 def is_hub_id(path: str) -> bool:
     """Whether it is written like one: "owner/name"."""
-    return path.count("/") == 1 and path[0] not in "/.~" and not path.endswith("/")
+    written = path.count("/") == 1 and path[0] not in "/.~" and not path.endswith("/")
+    return written and not is_gguf(path)
+
+
+def is_gguf(path: str) -> bool:
+    return path.lower().endswith(".gguf")
+
+
+def _of_gguf(spec: ModelSpec, path: Path) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError(f"model {spec.name!r}: there is no file {spec.path}")
+    try:
+        return unfolded(path)
+    except (UnsupportedGguf, OSError) as error:
+        raise FileNotFoundError(f"model {spec.name!r}: {error}") from error
 
 
 def _from_hub(spec: ModelSpec, wanted: list[str]) -> Path:

@@ -116,8 +116,9 @@ class _Stack:
 def _spec(arguments: argparse.Namespace, settings: Settings) -> ModelSpec:
     """Raises ValueError that names a wrong argument, RuntimeError for a wrong checkpoint."""
     folder = Path(arguments.path).expanduser()
-    path = str(folder.resolve()) if folder.is_dir() else arguments.path
-    told: dict[str, Any] = {"name": arguments.name or path.rstrip("/").split("/")[-1], "path": path}
+    path = str(folder.resolve()) if folder.exists() else arguments.path
+    last = path.rstrip("/").split("/")[-1].removesuffix(".gguf")
+    told: dict[str, Any] = {"name": arguments.name or last, "path": path}
     if arguments.worker:
         try:
             told["worker"] = json.loads(arguments.worker)

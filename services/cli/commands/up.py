@@ -77,9 +77,10 @@ def local_models(given: list[str]) -> "list[ModelSpec]":
 
     specs = []
     for path in given or [str(Path(models.__path__[0]) / "demo")]:
-        folder = Path(path).expanduser()
-        if folder.is_dir():
-            specs.append(ModelSpec(name=folder.resolve().name, path=str(folder.resolve())))
+        place = Path(path).expanduser()
+        if place.exists():
+            name = place.resolve().name.removesuffix(".gguf")
+            specs.append(ModelSpec(name=name, path=str(place.resolve())))
         else:
             specs.append(ModelSpec(name=path.split("/")[-1], path=path))
     names = [spec.name for spec in specs]

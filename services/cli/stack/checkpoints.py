@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kernels.cpu.library import Unavailable
-from services.common.checkpoint import is_hub_id, locate
+from services.common.checkpoint import is_gguf, is_hub_id, locate
 from services.common.config import ModelSpec, Settings
 from services.worker.engine.checkpoint import check_weights
 from services.worker.engine.config import EngineConfig
@@ -28,6 +28,8 @@ def made_local(model: ModelSpec, settings: Settings, report: Callable[[str], Non
     folder = locate(model)
     check_local(model, folder, weights=True)
     check_engines(model, folder, settings)
+    if is_gguf(model.path):  # each host unfolds it for itself
+        return model
     return model.model_copy(update={"path": str(folder)})
 
 

@@ -1,6 +1,6 @@
 """A GGUF file as a folder: config.json, tokenizer and the rest, made of its header, and a link to
-the file. Each host that reads a model has its own, which is a few megabytes and never written again;
-a file that changes has another."""
+the file. Each host that reads a model has its own: a few megabytes that are never written again.
+A file that changes has another."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A checkpoint, opened: its files, and the model's tensors in them, checked by the headers alone."""
+"""A checkpoint, opened: its files and the model's tensors in them, checked by headers alone."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

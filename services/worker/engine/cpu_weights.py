@@ -187,7 +187,7 @@ def _told(layout: "_Layout", tensors: Mapping[str, Stored]) -> list[str]:
     for part in layout.parts.values():
         for name in part.names if part.in_panels else ():
             stored = tensors[name]
-            if stored.is_quantized and stored.held != part.held:
+            if stored.is_quantized and not (part.held and part.held == stored.held):
                 to = part.held or ("float32" if part.dtype == "float32" else "bfloat16")
                 changed[stored.kind, to] += 1
     return [

@@ -1,4 +1,4 @@
-"""Which tensors a model is read from. Takes milliseconds whatever its size, and imports no torch."""
+"""Which tensors a model is read from. Milliseconds whatever its size, and no torch."""
 
 from collections.abc import Mapping
 

@@ -6,7 +6,7 @@ from services.cli.commands.doctor.findings import Finding, aside, failed, ok
 from services.cli.commands.doctor.installation import Installation
 from services.cli.commands.up import local_models
 from services.cli.stack.checkpoints import check_embeddings, check_engines, check_local
-from services.common.checkpoint import digest, is_hub_id
+from services.common.checkpoint import digest, is_hub_id, locate
 from services.common.config import ModelSpec, Settings
 from services.common.policy import read_policy
 
@@ -25,8 +25,10 @@ def _check(model: ModelSpec, settings: Settings) -> Finding:
     if not folder.is_dir():
         if is_hub_id(model.path):
             return ok(about, f"{model.path} is downloaded from the hub at the start")
-        return failed(about, f"there is no folder {model.path}", "correct PENSTOCK_MODELS")
+        if not folder.is_file():
+            return failed(about, f"there is no folder {model.path}", "correct PENSTOCK_MODELS")
     try:
+        folder = locate(model)  # of a GGUF file, made of its header
         check_local(model, folder, weights=True)
     except (RuntimeError, OSError, ValueError) as error:
         return failed(about, str(error), "put a whole checkpoint there that is supported")

@@ -1,6 +1,6 @@
 """Blocks of weights as llama.cpp's types have them (ggml-common.h): [rows, blocks, bytes] into what
-they stand for. Q4_0 and Q8_0, whole numbers with a scale of 32 each, are taken apart; of others come
-float32."""
+they stand for. Q4_0 and Q8_0, whole numbers with a scale for each 32, are taken apart; of others
+come float32."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -50,16 +50,17 @@ def _q4_k(blocks: Blocks) -> Floats:
 
 
 def _q5_k(blocks: Blocks) -> Floats:
-    high = blocks[:, :, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    return _rows(_of_eight(_by_pairs(blocks[:, :, 48:]) | high << 4, blocks))
+    shifts = np.arange(8, dtype=np.uint8)[:, None]
+    high = blocks[:, :, None, 16:48] >> shifts & np.uint8(1)
+    return _rows(_of_eight(_by_pairs(blocks[:, :, 48:]) | high << np.uint8(4), blocks))
 
 
 def _q6_k(blocks: Blocks) -> Floats:
     low, high = blocks[:, :, :128].reshape(*blocks.shape[:2], 2, 64), blocks[:, :, 128:192]
     low = np.concatenate([low & 15, low >> 4], axis=3).reshape(*blocks.shape[:2], 2, 4, 32)
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    high = high.reshape(*blocks.shape[:2], 2, 1, 32) >> shifts & 3
-    sixes = (low | high << 4).reshape(*blocks.shape[:2], 16, 16).astype(np.float32) - 32
+    high = high.reshape(*blocks.shape[:2], 2, 1, 32) >> shifts & np.uint8(3)
+    sixes = (low | high << np.uint8(4)).reshape(*blocks.shape[:2], 16, 16).astype(np.float32) - 32
     of_sixteen = np.ascontiguousarray(blocks[:, :, 192:208]).view(np.int8).astype(np.float32)
     of_block = _halves(blocks, 208).astype(np.float32)
     return _rows(sixes * (of_block * of_sixteen)[..., None])

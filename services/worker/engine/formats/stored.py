@@ -164,7 +164,7 @@ class Quantized(Stored):
         return np.repeat(of_groups, self.shape[1] // self.groups, axis=1)
 
     @cached_property
-    def held(self) -> Held:  # type: ignore[override]
+    def held(self) -> Held:
         k = self.shape[1]
         if self.zeros is not None or (self.order is not None and self.groups > 1):
             return ""
