@@ -153,7 +153,7 @@ def models(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("list", help="what is served, starts or leaves")
     add = actions.add_parser("add", help="start a model's workers; returns when it is served")
-    add.add_argument("path", metavar="DIR_OR_HF_ID", help="its checkpoint")
+    add.add_argument("path", metavar="DIR_OR_HF_ID", help="its checkpoint, or a GGUF file")
     add.add_argument("--name", help="what requests call it (default: the path's last part)")
     _pools(add)
     add.add_argument(
@@ -175,14 +175,14 @@ def _stack(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DIR_OR_HF_ID",
-        help="checkpoint to serve, may be repeated (default: the shipped model)",
+        help="checkpoint to serve, or a GGUF file; may be repeated (default: the shipped model)",
     )
     parser.add_argument(
         "--quantization",
         choices=("auto", "int8", "int4"),
         help="of the weights of all models that do not say so themselves; int8, int4: rounded when "
-        "they are loaded; auto: as the checkpoint has them (default PENSTOCK_WORKER__QUANTIZATION, "
-        "else auto)",
+        "they are loaded, but for what has as few bits; auto: as the checkpoint has them (default "
+        "PENSTOCK_WORKER__QUANTIZATION, else auto)",
     )
     _pools(parser)
 

@@ -50,7 +50,7 @@ class ModelSpec(Overrides):
 
     # It is part of the names of a Serve application, of Ray resources and of Redis keys.
     name: str = Field(pattern=r"^[\w][\w .:/+@-]*$", max_length=100)
-    path: str = Field(description="folder of a Hugging Face checkpoint, or a hub id")
+    path: str = Field(description="folder of a Hugging Face checkpoint, a GGUF file, or a hub id")
     prefill: Pool | None = None
     decode: Pool | None = None
 
