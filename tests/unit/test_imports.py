@@ -41,7 +41,8 @@ def test_a_service_imports_common_protos_and_itself(service: str) -> None:
 
 
 COMMON_TOO = tuple(
-    f"services.common.{name}" for name in ("block_hash", "lark", "sampled", "sentence_modules")
+    f"services.common.{name}"
+    for name in ("block_hash", "gguf", "lark", "sampled", "sentence_modules")
 )
 
 
