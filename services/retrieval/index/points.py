@@ -61,12 +61,14 @@ class Point:
     payload: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    id: str
-    score: float  # by cosine, or BM25's
+class Hit(NamedTuple):
+    """A passage found, and why it stands where it does."""
+
     payload: dict[str, Any]
-    vector: np.ndarray | None = None  # of what BM25 found: float32 [dimension], of unit length
+    score: float  # what it is ranked by
+    dense: float  # cosine with the question
+    sparse: float  # by BM25; 0: not among the best by words
+    late: float | None = None  # by its tokens; None: not looked at, or it has none
 
 
 # -- conditions on a point's payload; a key may be a path, "attributes.number.x" ------------------
@@ -119,22 +121,32 @@ Condition = Is | Within | Missing | Not | Every | Either
 # -------------------------------------------------------------------------------------------------
 
 
+class Weights(NamedTuple):
+    embedding: float = 1.0
+    text: float = 0.3  # 0: words are not looked for
+    late: float = 1.0
+
+
+BOTH = Weights()
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """What a search looks for, in one way or in both."""
 
     where: Condition
     corpus: Condition  # the points whose words BM25's IDF is computed from
-    limit: int
-    dense: np.ndarray | None = None
+    limit: int  # of each way, and of both together
+    dense: np.ndarray | None = None  # float32 [dimension], of unit length
     sparse: Sparse | None = None
+    weights: Weights = BOTH
+    closely: int = 0  # of so many of the best the tokens are told, too
 
 
 class Found(NamedTuple):
-    """Hits of each way, best first."""
+    """Best first."""
 
-    dense: list[Hit]
-    sparse: list[Hit]
+    hits: list[Hit]
     earlier: Sequence[Hit] = ()  # by BM25 alone, of documents that an earlier model embedded
     incomplete: bool = False  # some of those cannot be read
 

@@ -16,14 +16,17 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from services.retrieval.index.conditions import as_filter
+from services.retrieval.index.fusing import Place, fused
 from services.retrieval.index.layout import Layout
 from services.retrieval.index.points import (
+    BOTH,
     DENSE,
     INTEGERS,
     KEYWORDS,
     SCOPE,
     SPARSE,
     TENANT,
+    TOKENS,
     Condition,
     Found,
     Hit,
@@ -71,12 +74,11 @@ class ServerPoints:
             pass
 
     def search(self, question: Question) -> Found:
-        by_words = replace(question, dense=None)
+        by_words = replace(question, dense=None, weights=BOTH, closely=0)
         with self._ready() as client:
             own = _found(client, self._name, question)
-            earlier = [_found(client, name, by_words).get(SPARSE, []) for name in self._earlier]
-        best = best_of(earlier, question.limit)
-        return Found(own.get(DENSE, []), own.get(SPARSE, []), best)
+            earlier = [_found(client, name, by_words) for name in self._earlier]
+        return Found(own, best_of(earlier, question.limit))
 
     def put(self, points: Sequence[Point]) -> None:
         made = [_point(point) for point in points]
@@ -207,18 +209,29 @@ def _others(client: QdrantClient, layout: Layout) -> list[str]:
     return [name for name in names if of_a_model.fullmatch(name) and name != layout.collection]
 
 
-def _found(client: QdrantClient, name: str, question: Question) -> dict[str, list[Hit]]:
-    """By the way in which it is asked."""
+def _found(client: QdrantClient, name: str, question: Question) -> list[Hit]:
+    """Best first. Payloads are read of those alone."""
     asked = _requests(question)
     if not asked:
-        return {}
+        return []
     answers = client.query_batch_points(name, list(asked.values()))
-    return {way: [*map(_hit, answer.points)] for way, answer in zip(asked, answers, strict=True)}
+    found: dict[str, dict[Any, float]] = {DENSE: {}, SPARSE: {}}
+    for way, answer in zip(asked, answers, strict=True):
+        found[way] = {hit.id: hit.score for hit in answer.points}
+        for hit in answer.points:
+            if isinstance(hit.vector, dict) and question.dense is not None:
+                cosine = np.asarray(hit.vector[DENSE], np.float32) @ question.dense
+                found[DENSE].setdefault(hit.id, float(cosine))
+    places = fused(found[DENSE], found[SPARSE], question)
+    return _read(client, name, places, question.closely > 0) if places else []
 
 
-def _hit(hit: models.ScoredPoint) -> Hit:
-    vector = np.asarray(hit.vector[DENSE], np.float32) if isinstance(hit.vector, dict) else None
-    return Hit(str(hit.id), hit.score, hit.payload or {}, vector)
+def _read(client: QdrantClient, name: str, places: list[Place], with_tokens: bool) -> list[Hit]:
+    """Those that were not deleted since."""
+    what = True if with_tokens else models.PayloadSelectorExclude(exclude=[TOKENS])
+    records = client.retrieve(name, [place.id for place in places], with_payload=what)
+    payloads = {record.id: record.payload or {} for record in records}
+    return [Hit(payloads[place.id], *place[1:]) for place in places if place.id in payloads]
 
 
 def _requests(question: Question) -> dict[str, models.QueryRequest]:
@@ -231,10 +244,10 @@ def _requests(question: Question) -> dict[str, models.QueryRequest]:
             using=DENSE,
             filter=where,
             limit=question.limit,
-            with_payload=True,
+            with_payload=False,
             params=_APPROXIMATE,
         )
-    if question.sparse is not None and question.sparse.indices:
+    if question.weights.text and question.sparse is not None and question.sparse.indices:
         indices, values = question.sparse
         corpus = models.IdfCorpusParams(corpus=as_filter(question.corpus, models))
         asked[SPARSE] = models.QueryRequest(
@@ -242,8 +255,8 @@ def _requests(question: Question) -> dict[str, models.QueryRequest]:
             using=SPARSE,
             filter=where,
             limit=question.limit,
-            with_payload=True,
-            with_vector=[DENSE],
+            with_payload=False,
+            with_vector=[DENSE] if question.dense is not None else None,
             params=models.SearchParams(idf=corpus),
         )
     return asked

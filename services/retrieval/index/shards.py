@@ -21,6 +21,7 @@ from typing import Any
 from services.retrieval.index.earlier import earlier_points
 from services.retrieval.index.layout import Layout
 from services.retrieval.index.points import (
+    BOTH,
     Condition,
     Every,
     Found,
@@ -58,15 +59,15 @@ class Shards:
 
     def search(self, question: Question) -> Found:
         found = self._own.search(question)
-        by_words = replace(question, dense=None)
+        by_words = replace(question, dense=None, weights=BOTH, closely=0)
         hits, incomplete = list[list[Hit]](), self._unreadable
         for folder, shard in self._earlier.items():
             try:
-                hits.append(shard.search(by_words).sparse)
+                hits.append(shard.search(by_words))
             except Exception as error:  # the library knows no other
                 log.error("%s cannot be searched: %s", folder, error)
                 incomplete = True
-        return found._replace(earlier=best_of(hits, question.limit), incomplete=incomplete)
+        return Found(found, best_of(hits, question.limit), incomplete)
 
     def put(self, points: Sequence[Point]) -> None:
         """On a full disk the library would end with the process, again at each start."""

@@ -14,7 +14,7 @@ from services.common.spans import Span
 from services.retrieval import metrics, requests, token_vectors
 from services.retrieval.documents import loading
 from services.retrieval.documents.chunkers import CutDocument, Loaded
-from services.retrieval.index.store import Draft
+from services.retrieval.index.draft import Draft
 from services.retrieval.pipeline.judging import check_meaning, may_refuse, policy_of
 from services.retrieval.pipeline.parts import Parts
 from services.retrieval.pipeline.reading import blob_of, check_owner, load

@@ -12,18 +12,11 @@ from services.common.spans import Span
 from services.retrieval import metrics, requests
 from services.retrieval.cache.searches import Embedded
 from services.retrieval.index import attributes
-from services.retrieval.index.points import Found
+from services.retrieval.index.points import BOTH, Weights
 from services.retrieval.pipeline.judging import check_passages, checked, policy_of
 from services.retrieval.pipeline.parts import Parts
 from services.retrieval.search.passages import passages_of
-from services.retrieval.search.ranking import (
-    Ranked,
-    Weights,
-    beside,
-    by_both,
-    by_meaning,
-    by_tokens,
-)
+from services.retrieval.search.ranking import CLOSELY, beside, by_tokens
 from services.retrieval.token_vectors import few
 
 _FETCHED = 24  # passages at least, by meaning and by words
@@ -73,6 +66,7 @@ async def _embedded(
 async def _looked_up(
     parts: Parts, request: pb.SearchRequest, query: Embedded, span: Span, within_s: float
 ) -> pb.SearchReply:
+    weights = _weights(request.ranking)
     with parts.telemetry.span("store", span, kind=parts.calls.kind) as step:
         async with stage("the vector store", "store_slow", within_s):
             found = await parts.store.search(
@@ -82,11 +76,14 @@ async def _looked_up(
                 request.query,
                 _fetched(request.limit),
                 attributes.condition(request.filter) if request.HasField("filter") else None,
+                weights,
+                CLOSELY if weights.late else 0,
             )
-        by_words = len(found.sparse) + len(found.earlier)
-        step.set_attributes({"by_meaning": len(found.dense), "by_words": by_words})
+        by_words = sum(hit.sparse > 0 for hit in found.hits) + len(found.earlier)
+        step.set_attributes({"found": len(found.hits), "by_words": by_words})
     with parts.telemetry.span("rank", span) as step:
-        ranked = _ranked(found, query, request.ranking)
+        near = by_tokens(found.hits, query.late, weights) if weights.late else found.hits
+        ranked = beside(near, found.earlier)
         passages = passages_of(ranked, request.score_threshold, request.limit)
         late = sum(one.late is not None for one in ranked)
         step.set_attributes({"by_tokens": late, "passages": len(passages)})
@@ -112,12 +109,8 @@ def _fetched(limit: int) -> int:
     return max(_FETCHED, 4 * limit)
 
 
-def _ranked(found: Found, query: Embedded, ranking: pb.Ranking) -> list[Ranked]:
+def _weights(ranking: pb.Ranking) -> Weights:
     if ranking.ranker == pb.Ranking.NONE:
-        return beside(by_meaning(found.dense), found.earlier)
+        return Weights(1.0, 0.0, 0.0)
     given = Weights(ranking.embedding_weight, ranking.text_weight, ranking.late_weight)
-    weights = given if given.embedding + given.text else Weights()
-    near = by_both(found, query.vector, weights)
-    if weights.late:
-        near = by_tokens(near, query.late, weights)
-    return beside(near, found.earlier)
+    return given if given.embedding + given.text else BOTH

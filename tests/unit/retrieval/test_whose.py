@@ -22,8 +22,8 @@ from services.retrieval.cache.searches import Searches
 from services.retrieval.documents.chunkers import CutDocument, Loaded
 from services.retrieval.documents.chunks import Chunk
 from services.retrieval.embedding_model import Read
+from services.retrieval.index.draft import Draft
 from services.retrieval.index.points import Found, Hit
-from services.retrieval.index.store import Draft
 from services.retrieval.pipeline import indexing
 from services.retrieval.text_reader import Tokens
 from services.retrieval.token_vectors import unpacked
@@ -133,9 +133,9 @@ class Parts:
 
     def _hits(self) -> Found:
         each = enumerate(self.found)
-        earlier = [Hit("", 7.0, _payload(one, 99)) for one in self.of_earlier_models]
-        found = [Hit(str(n), one.score, _payload(one, n)) for n, one in each]
-        return Found(found, [], earlier, self.unreadable)
+        earlier = [Hit(_payload(one, 99), 7.0, 0.0, 7.0) for one in self.of_earlier_models]
+        found = [Hit(_payload(one, n), one.score, one.score, 0.0) for n, one in each]
+        return Found(found, earlier, self.unreadable)
 
     async def _whole(self, tenant: str, *_: str) -> int:
         self.tenants.append(("store whole", tenant))
@@ -227,12 +227,16 @@ async def test_a_search_is_its_tenant_s_from_the_question_to_the_store(parts: Pa
     )
     reply = await parts.run("search", request)
     assert parts.tenants == [("questions", "acme"), ("embedder", "acme"), ("store search", "acme")]
-    ((collections, vector, text, limit, only),) = parts.stored
+    ((collections, vector, text, limit, only, weights, closely),) = parts.stored
     assert (list(collections), list(vector), text, limit) == (["a", "b"], [3, 0.5], "abc", 24)
     assert only is None
+    assert (weights, closely) == ((1.0, 0.0, 0.0), 0)
     assert told(reply) == [("", "found", 0.9)]
     parts.found = []
     assert not (await parts.run("search", request)).passages
+    request.ClearField("ranking")
+    await parts.run("search", request)
+    assert parts.stored[-1][-2:] == ((1.0, 0.3, 1.0), 24), "the tokens of so many, to be ranked by"
 
 
 async def test_of_a_long_question_no_more_is_looked_up_than_is_read(parts: Parts) -> None:
