@@ -5,6 +5,8 @@
     vsfb_…   a batch of its files  the same
     req_…    a request           the same
     batch_…  a batch             the same
+    upload_… an upload in parts  the same
+    part_…   one of its parts    the same
     key_…    an API key          12 hex digits, short enough to be typed
 
 Ids come back in paths, bodies and queries, and become parts of Redis keys. A text of another shape
@@ -54,6 +56,8 @@ STORE = IdKind("vs_", "vector store")
 FILE_BATCH = IdKind("vsfb_", "batch of files in this vector store")
 REQUEST = IdKind("req_", "request")
 BATCH = IdKind("batch_", "batch")
+UPLOAD = IdKind("upload_", "upload")
+PART = IdKind("part_", "part of this upload")
 KEY = IdKind("key_", "API key", _KEY_DIGITS)
 
 

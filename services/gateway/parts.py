@@ -18,6 +18,7 @@ from services.gateway.models import ModelCatalog
 from services.gateway.runs.records import Records
 from services.gateway.stores.files import Files
 from services.gateway.stores.retrieval_client import RetrievalClient
+from services.gateway.stores.uploads import Uploads
 from services.gateway.stores.vector_stores import VectorStores
 
 if TYPE_CHECKING:  # which run what is of these parts
@@ -37,6 +38,7 @@ class Gateway:
     retrieval: RetrievalClient
     policy: PolicyFile
     files: Files
+    uploads: Uploads
     stores: VectorStores
     records: Records
     runs: "Runs"

@@ -41,15 +41,18 @@ from services.gateway.runs.shared_records import SharedRecords
 from services.gateway.stores.file_expiry import FileExpiry
 from services.gateway.stores.files import Files
 from services.gateway.stores.indexing import Indexing
+from services.gateway.stores.lookout import Lookout
 from services.gateway.stores.orphans import Orphans
 from services.gateway.stores.reindexing import Reindexing
 from services.gateway.stores.retrieval_client import RetrievalClient
 from services.gateway.stores.store_records import StoreRecords
+from services.gateway.stores.uploads import Uploads
 from services.gateway.stores.vector_stores import VectorStores
 from services.gateway.targets import Targets
 
 _LAST_WORDS_S = 2.0  # of calls that outlast the grace
 _GC_THRESHOLDS = (5_000, 10, 10)
+_LOOKS_FOR_UPLOADS_EVERY_S = 30.0
 
 
 class GatewayService(Service):
@@ -68,6 +71,9 @@ class GatewayService(Service):
         self._expiry = FileExpiry(
             redis, settings.namespace, self.gateway.files, partial(delete_unused, self.gateway)
         )
+        turn = f"{settings.namespace}:{{files}}:uploads:turn"
+        look, what = self.gateway.uploads.look, "uploads that expired"
+        self._unfinished = Lookout(redis, turn, _LOOKS_FOR_UPLOADS_EVERY_S, look, what)
         self._targets = Targets(redis, settings)
         self._neighbours = Neighbours(redis, settings, id)
         self._http: HttpServer | None = None
@@ -89,6 +95,7 @@ class GatewayService(Service):
         self.gateway.files.room.start()
         self._orphans.start()
         self._expiry.start()
+        self._unfinished.start()
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
         self.gateway.runs.start(self.gateway)
@@ -189,6 +196,7 @@ class GatewayService(Service):
         await self.gateway.records.stop()
         await self._orphans.stop()
         await self._expiry.stop()
+        await self._unfinished.stop()
         await self.gateway.files.room.stop()
         await self.gateway.models.stop()
         await self.gateway.retrieval.stop()
@@ -241,6 +249,7 @@ def _assemble(
         retrieval=retrieval,
         policy=policy,
         files=files,
+        uploads=Uploads(redis, namespace, own, blobs, files),
         stores=stores,
         runs=Runs(redis, namespace, id, settings.runs),
         jobs=jobs,

@@ -211,6 +211,7 @@ def gateway_parts(
         retrieval=cast(Any, Retrieval()),
         policy=PolicyFile(None, 1.0),
         files=cast(Any, None),
+        uploads=cast(Any, None),
         stores=cast(Any, Stores()),
         runs=cast(Any, None),
         jobs=cast(Any, None),

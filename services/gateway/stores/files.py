@@ -29,7 +29,7 @@ from services.gateway import metrics
 from services.gateway.ids import FILE, not_found
 from services.gateway.stores.file_record import FileRecord, Purpose
 from services.gateway.stores.storage_room import StorageRoom, storage_full, too_many
-from services.gateway.stores.upload import Upload, check_name
+from services.gateway.stores.upload import Upload, check_name, max_bytes
 
 # Count, bytes and file together: uploads at the same time must not pass a limit side by side.
 _CREATE = """
@@ -77,8 +77,7 @@ class Files:
         self._blobs = blobs
         self._redis = redis
         self._prefix = f"{namespace}:{{files}}:"
-        self._max_bytes = settings.max_upload_bytes
-        self._max_batch_bytes = min(settings.body_limit_bytes, settings.max_upload_bytes)
+        self._settings = settings
         self._limits = {
             "files": settings.max_files,
             "bytes of files": settings.max_blob_bytes_per_tenant,
@@ -116,7 +115,7 @@ class Files:
             expires_at=now + expires_after_s if expires_after_s is not None else None,
         )
         record.blob = self._blobs.key(tenant, record.id)
-        upload = Upload(purpose, self._max_batch_bytes if purpose == "batch" else self._max_bytes)
+        upload = Upload(purpose, max_bytes(purpose, self._settings))
         try:
             await self._blobs.put(record.blob, upload.pieces(content))
             upload.check_whole()

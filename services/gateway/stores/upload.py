@@ -3,6 +3,7 @@
 import codecs
 from collections.abc import AsyncIterable, AsyncIterator
 
+from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
 from services.gateway.stores.file_record import Purpose
 
@@ -20,8 +21,7 @@ class Upload:
         async for piece in content:
             self.bytes += len(piece)
             if self.bytes > self._max_bytes:
-                why = f"The file is larger than {self._max_bytes:,} bytes, the limit."
-                raise _refused(why, "file_too_large")
+                raise too_large(self._max_bytes)
             self._blank = self._blank and not piece.strip()
             self._decode(piece, last=False)
             yield piece
@@ -40,14 +40,24 @@ class Upload:
             raise _refused(why, "invalid_file") from None
 
 
-def check_name(filename: str, purpose: Purpose) -> None:
+def max_bytes(purpose: Purpose, settings: GatewaySettings) -> int:
+    """Of a file: a batch's input is read whole."""
+    most = settings.max_upload_bytes
+    return min(settings.body_limit_bytes, most) if purpose == "batch" else most
+
+
+def too_large(most: int, param: str = "file") -> PenstockError:
+    return _refused(f"The file is larger than {most:,} bytes, the limit.", "file_too_large", param)
+
+
+def check_name(filename: str, purpose: Purpose, param: str = "file") -> None:
     if not filename:
-        raise _refused("The file needs a name.", "")
+        raise _refused("The file needs a name.", "", param)
     if len(filename) > _NAME_CHARS:
-        raise _refused(f"The file's name is longer than {_NAME_CHARS} characters.", "")
+        raise _refused(f"The file's name is longer than {_NAME_CHARS} characters.", "", param)
     if purpose == "batch" and not filename.lower().endswith(".jsonl"):
-        raise _refused("The input of a batch is a .jsonl file.", "unsupported_file")
+        raise _refused("The input of a batch is a .jsonl file.", "unsupported_file", param)
 
 
-def _refused(why: str, reason: str) -> PenstockError:
-    return invalid(why, "file", reason=reason, stage="gateway")
+def _refused(why: str, reason: str, param: str = "file") -> PenstockError:
+    return invalid(why, param, reason=reason, stage="gateway")

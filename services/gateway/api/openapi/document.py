@@ -12,6 +12,7 @@ from pydantic_core import core_schema
 
 from services.gateway.api.openapi.operations import OPERATIONS, Form, Operation, Raw
 from services.gateway.api.rest.lasting import KEY, LAST
+from services.gateway.api.schema import Body
 from services.gateway.identity.permissions import NEEDS
 
 _REFERENCES = "#/components/schemas/{model}"
@@ -134,14 +135,15 @@ def _operation(endpoint: str, operation: Operation, schemas: _Schemas) -> dict[s
         if path.startswith("/v1/messages"):
             told["security"] = [{"bearer": []}, {"x-api-key": []}]
     if operation.body is not None:
-        told["requestBody"] = {"required": True, "content": _body(operation, schemas)}
+        content = _body(operation.body, operation.example, schemas)
+        told["requestBody"] = {"required": True, "content": content}
     return told
 
 
-def _body(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
-    if operation.body is Form:
-        return {"multipart/form-data": {"schema": schemas.of(Form)}}
-    content = {"schema": schemas.of(operation.body), "example": dict(operation.example)}
+def _body(body: type[Body], example: Mapping[str, Any], schemas: _Schemas) -> dict[str, Any]:
+    if issubclass(body, Form):
+        return {"multipart/form-data": {"schema": schemas.of(body)}}
+    content = {"schema": schemas.of(body), "example": dict(example)}
     return {"application/json": content}
 
 

@@ -39,6 +39,8 @@ from services.gateway.api.openapi.answers.stores import (
     FileText,
     SearchResults,
     StoreFile,
+    Upload,
+    UploadPart,
     VectorStore,
 )
 from services.gateway.api.openapi.answers.tokens import (
@@ -58,6 +60,7 @@ from services.gateway.api.resources.file_batches import CreateFileBatch
 from services.gateway.api.resources.files import Anchor, FileList, Seconds
 from services.gateway.api.resources.pages import PageQuery, StorePage
 from services.gateway.api.resources.store_search import SearchStore
+from services.gateway.api.resources.uploads import CompleteUpload, CreateUpload
 from services.gateway.api.resources.vector_stores import (
     AboutStore,
     AttachedList,
@@ -75,14 +78,20 @@ from services.gateway.stores.file_record import PURPOSES
 
 
 class Form(Body):
-    """A file as a multipart form, which is read as it arrives."""
+    """A multipart form, which is read as it arrives."""
 
+
+class FileForm(Form):
     file: bytes = Field(
         description="PDF, HTML, .docx, .pptx, CSV, JSON, Markdown, text; for batches .jsonl"
     )
     purpose: Literal[PURPOSES]  # type: ignore[valid-type]
     anchor: Anchor | None = Field(None, alias="expires_after[anchor]")
     seconds: Seconds | None = Field(None, alias="expires_after[seconds]")
+
+
+class PartForm(Form):
+    data: bytes
 
 
 class Raw(NamedTuple):
@@ -251,11 +260,29 @@ OPERATIONS: dict[str, Operation] = {
         {"input": ["How do I descale a kettle?"]},
     ),
     "GET /v1/files": Operation(_FILES, "All files", PageOf[File], query=FileList),
-    "POST /v1/files": Operation(_FILES, "Uploads a file", File, Form),
+    "POST /v1/files": Operation(_FILES, "Uploads a file", File, FileForm),
     "GET /v1/files/{file}": Operation(_FILES, "A file", File),
     "DELETE /v1/files/{file}": Operation(
         _FILES, "Deletes a file, and takes it out of all stores", DeletedFile
     ),
+    "POST /v1/uploads": Operation(
+        _FILES,
+        "Begins a file that comes in parts",
+        Upload,
+        CreateUpload,
+        {"filename": "a.md", "purpose": "assistants", "bytes": 5, "mime_type": "text/markdown"},
+    ),
+    "POST /v1/uploads/{upload}/parts": Operation(
+        _FILES, "Uploads a part of it", UploadPart, PartForm
+    ),
+    "POST /v1/uploads/{upload}/complete": Operation(
+        _FILES,
+        "Makes the file of its parts, in this order",
+        Upload,
+        CompleteUpload,
+        {"part_ids": ["part_000645c8a1b2c30f1e2d3c4b5a6978"]},
+    ),
+    "POST /v1/uploads/{upload}/cancel": Operation(_FILES, "Ends it; its parts are gone", Upload),
     "GET /v1/files/{file}/content": Operation(
         _FILES, "A file's content", Raw("application/octet-stream")
     ),

@@ -13,7 +13,7 @@ from services.common.errors import PenstockError
 from services.common.redis import RedisAway
 from services.gateway.api.openapi.operations import OPERATIONS
 from services.gateway.api.openapi.page import get_asset, get_document, get_page
-from services.gateway.api.rest import batches, files, responses, vector_stores
+from services.gateway.api.rest import batches, files, responses, uploads, vector_stores
 from services.gateway.api.rest.anthropic_format import error_body as anthropics_error
 from services.gateway.api.rest.generation import (
     chat_completions,
@@ -102,6 +102,10 @@ def application(gateway: Gateway) -> ASGIApp:
             "DELETE": signed(files.delete_file),
         },
         "/v1/files/{file}/content": {"GET": signed(files.get_content)},
+        "/v1/uploads": {"POST": signed(uploads.create_upload)},
+        "/v1/uploads/{upload}/parts": {"POST": signed(uploads.add_part)},
+        "/v1/uploads/{upload}/complete": {"POST": signed(uploads.complete_upload)},
+        "/v1/uploads/{upload}/cancel": {"POST": signed(uploads.cancel_upload)},
         "/v1/vector_stores": {
             "GET": signed(vector_stores.list_stores),
             "POST": signed(vector_stores.create_store),

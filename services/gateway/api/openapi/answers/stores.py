@@ -21,6 +21,25 @@ class File(TypedDict):
     expires_at: int | None
 
 
+class Upload(TypedDict):
+    id: str
+    object: Literal["upload"]
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: Purpose
+    status: Literal["pending", "completed", "cancelled"]
+    expires_at: int
+    file: File | None
+
+
+class UploadPart(TypedDict):
+    id: str
+    object: Literal["upload.part"]
+    created_at: int
+    upload_id: str
+
+
 class DeletedFile(TypedDict):
     id: str
     object: Literal["file"]
