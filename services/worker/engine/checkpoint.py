@@ -4,13 +4,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
 from services.common.gguf.unfolded import WEIGHTS as GGUF
 from services.common.sampled import sampled
 from services.worker.engine.formats import gguf, safetensors
-from services.worker.engine.formats.stored import FLOATS, Plain, Stored
+from services.worker.engine.formats.quantized import put_together
+from services.worker.engine.formats.stored import FLOATS, Plain, Shape, Stored
 from services.worker.engine.model_config import ModelConfig, UnsupportedModel
 from services.worker.engine.weights import shapes, unused
 
@@ -46,20 +48,22 @@ def open_checkpoint(directory: str | Path, config: ModelConfig) -> Iterator[Chec
             safetensors.check_whole(path)
     fingerprint = _fingerprint(paths)
     with ExitStack() as files:
-        found: dict[str, Stored] = {}
-        for path in paths:
-            file = files.enter_context(_open(path))
-            if path == single:
-                found |= gguf.tensors_of(file, gguf.header_of(path), config)
-            else:
-                found |= safetensors.tensors_of(file)
-        used = {name: stored for name, stored in found.items() if not unused(name, config)}
-        yield Checkpoint(paths, fingerprint, _checked(folder, used, config))
+        opened = [files.enter_context(_open(path)) for path in paths]
+        if paths == [single]:
+            found = gguf.tensors_of(opened[0], gguf.header_of(single), config)
+        else:
+            found = dict(chain.from_iterable(map(safetensors.tensors_of, opened)))
+        found = {name: stored for name, stored in found.items() if not unused(name, config)}
+        wanted = shapes(config)
+        if config.scheme.method:
+            found = put_together(folder, found, wanted, config.scheme)
+        yield Checkpoint(paths, fingerprint, _checked(folder, found, wanted))
 
 
-def _checked(folder: Path, found: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stored]:
+def _checked(
+    folder: Path, found: dict[str, Stored], wanted: Mapping[str, Shape]
+) -> dict[str, Stored]:
     """What the model needs, and no more. Raises UnsupportedModel."""
-    wanted = shapes(config)
     for name, stored in found.items():
         place = f"{folder}: tensor {name}"
         if name not in wanted:
@@ -73,7 +77,7 @@ def _checked(folder: Path, found: Mapping[str, Stored], config: ModelConfig) -> 
     missing = sorted(wanted.keys() - found.keys())
     if missing:
         raise UnsupportedModel(f"{folder}: {len(missing)} tensors are missing, first {missing[0]}")
-    return dict(found)
+    return found
 
 
 def check_weights(directory: str | Path, config: ModelConfig) -> None:

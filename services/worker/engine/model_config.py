@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from services.common.sentence_modules import UnsupportedModules, read_modules
+from services.worker.engine.formats.scheme import Scheme, UnsupportedScheme, parse_scheme
 from services.worker.engine.rope_config import (
     RopeConfig,
     UnsupportedRope,
@@ -72,6 +73,8 @@ class ModelConfig:
     head: Head = "tokens"
     """What it makes logits of; none: it gives states alone."""
     num_classes: int = 0
+    scheme: Scheme = Scheme()
+    """How its matrices are quantized in a checkpoint of Hugging Face form."""
 
 
 class Fields:
@@ -219,7 +222,10 @@ def read_decoder(
     ropes = ropes or (fields.rope(dim),)
     if ropes[0].dims != dim and not partial:
         raise fields.refusal(f"partial_rotary_factor {ropes[0].dims / dim} is not supported")
-    fields.only("quantization_config", None)
+    try:
+        scheme = parse_scheme(fields.raw.get("quantization_config"))
+    except UnsupportedScheme as error:
+        raise fields.refusal(str(error)) from error
     fields.only("is_causal", True, None)
     if heads % kv_heads:
         raise fields.refusal(
@@ -246,6 +252,7 @@ def read_decoder(
         tie_word_embeddings=fields.flag("tie_word_embeddings", tied),
         checkpoint_dtype=dtype,
         eos_token_ids=fields.eos_token_ids(),
+        scheme=scheme,
     )
 
 

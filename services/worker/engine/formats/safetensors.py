@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
-from services.worker.engine.formats.stored import TYPES, Plain
+from services.worker.engine.formats.stored import TYPES, Plain, Stored
 from services.worker.engine.model_config import UnsupportedModel
 
 _BODY = ("embed_tokens.", "layers.", "norm.")
@@ -49,7 +49,7 @@ def check_whole(path: Path) -> None:
         raise UnsupportedModel(f"{path}: broken, or cut short: {error}") from error
 
 
-def tensors_of(file: BinaryIO) -> Iterator[tuple[str, Plain]]:
+def tensors_of(file: BinaryIO) -> Iterator[tuple[str, Stored]]:
     """By the names that those of a whole model have. Of a file that was checked: the header's size
     in 8 bytes, the header as JSON, the data. Raises UnsupportedModel."""
     start = 8 + int.from_bytes(file.read(8), "little")

@@ -99,6 +99,11 @@ class Plain(Stored):
         read_into(self.file, found, self.offset + first * prod(shape[1:]) * found.itemsize)
         return found
 
+    @property
+    def itemsize(self) -> int:
+        found: int = np.dtype(TYPES[self.dtype]).itemsize
+        return found
+
     def columns(self, first: int, last: int) -> NDArray[Any]:
         """Of a matrix, all rows of its columns [first, last)."""
         found = np.empty((self.shape[0], last - first), TYPES[self.dtype])
