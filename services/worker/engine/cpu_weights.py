@@ -216,6 +216,11 @@ def _take(
     return memory, "memory"
 
 
+def _stacked(rows: tuple[NDArray[Any], ...]) -> NDArray[Any]:
+    """One row behind the other, as some layouts' are not."""
+    return np.ascontiguousarray(np.concatenate(rows))
+
+
 class _Packer:
     """Packs in threads, piece by piece."""
 
@@ -279,7 +284,7 @@ class _Packer:
         for at in range(begin, end, strip):
             panels = content[at - begin : at - begin + strip]
             found = self._rows(part, at * PANEL, min(part.n, (at + len(panels)) * PANEL))
-            rows, *scales = (np.concatenate(each) for each in zip(*found, strict=True))
+            rows, *scales = map(_stacked, zip(*found, strict=True))
             self._library.pack(rows, panels, *scales)
         return part.offset + begin * size, content.reshape(-1).view(np.uint8)
 

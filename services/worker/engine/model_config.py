@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from services.common.sentence_modules import UnsupportedModules, read_modules
-from services.worker.engine.formats.scheme import Scheme, UnsupportedScheme, parse_scheme
+from services.worker.engine.formats.scheme import (
+    NOT_QUANTIZED,
+    Scheme,
+    UnsupportedScheme,
+    parse_scheme,
+)
 from services.worker.engine.rope_config import (
     RopeConfig,
     UnsupportedRope,
@@ -73,7 +78,7 @@ class ModelConfig:
     head: Head = "tokens"
     """What it makes logits of; none: it gives states alone."""
     num_classes: int = 0
-    scheme: Scheme = Scheme()
+    scheme: Scheme = NOT_QUANTIZED
     """How its matrices are quantized in a checkpoint of Hugging Face form."""
 
 

@@ -1,11 +1,15 @@
 """A checkpoint's tensors on a torch device."""
 
+import logging
+from collections import Counter
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from services.worker.engine.formats.stored import Stored
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Linear = tuple[Tensor, Tensor | None]
@@ -19,6 +23,9 @@ class TorchWeights:
         self, tensors: Mapping[str, Stored], dtype: torch.dtype, device: torch.device
     ) -> None:
         self._tensors, self._dtype, self._device = tensors, dtype, device
+        kinds = Counter(stored.kind for stored in tensors.values() if stored.is_quantized)
+        for kind, count in sorted(kinds.items()):
+            log.warning("%d matrices of %s are widened to %s", count, kind, dtype)
         self._made: dict[str, Tensor] = {}
 
     @property

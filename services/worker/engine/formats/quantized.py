@@ -55,6 +55,8 @@ def put_together(
         if len(shape) == 2:
             layer = _Layer(folder, name.removesuffix(".weight"), shape, left)
             if (matrix := _matrix(layer, scheme)) is not None:
+                if name in left:
+                    raise layer.refusal("weight", "is there beside what it is made of")
                 made[name] = matrix
     for name in list(left):
         unknown = name not in wanted and name not in made

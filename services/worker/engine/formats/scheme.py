@@ -30,10 +30,13 @@ class Scheme:
     """Rows and columns that have a scale of FP8 in common."""
 
 
+NOT_QUANTIZED = Scheme()
+
+
 def parse_scheme(told: Any) -> Scheme:
     """Raises UnsupportedScheme."""
     if told is None:
-        return Scheme()
+        return NOT_QUANTIZED
     if not isinstance(told, dict):
         raise UnsupportedScheme(f"quantization_config {told!r} is no object")
     name = told.get("quant_method")
