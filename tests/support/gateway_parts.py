@@ -214,6 +214,7 @@ def gateway_parts(
         uploads=cast(Any, None),
         stores=cast(Any, Stores()),
         runs=cast(Any, None),
+        conversations=cast(Any, None),
         jobs=cast(Any, None),
         batches=cast(Any, None),
         records=Records(10),

@@ -13,7 +13,14 @@ from services.common.errors import PenstockError
 from services.common.redis import RedisAway
 from services.gateway.api.openapi.operations import OPERATIONS
 from services.gateway.api.openapi.page import get_asset, get_document, get_page
-from services.gateway.api.rest import batches, files, responses, uploads, vector_stores
+from services.gateway.api.rest import (
+    batches,
+    conversations,
+    files,
+    responses,
+    uploads,
+    vector_stores,
+)
 from services.gateway.api.rest.anthropic_format import error_body as anthropics_error
 from services.gateway.api.rest.generation import (
     chat_completions,
@@ -83,6 +90,20 @@ def application(gateway: Gateway) -> ASGIApp:
         },
         "/v1/responses/{response}/cancel": {"POST": signed(responses.cancel_response)},
         "/v1/responses/{response}/input_items": {"GET": signed(responses.list_input_items)},
+        "/v1/conversations": {"POST": signed(conversations.create_conversation)},
+        "/v1/conversations/{conversation}": {
+            "GET": signed(conversations.get_conversation),
+            "POST": signed(conversations.update_conversation),
+            "DELETE": signed(conversations.delete_conversation),
+        },
+        "/v1/conversations/{conversation}/items": {
+            "GET": signed(conversations.list_items),
+            "POST": signed(conversations.add_items),
+        },
+        "/v1/conversations/{conversation}/items/{item}": {
+            "GET": signed(conversations.get_item),
+            "DELETE": signed(conversations.delete_item),
+        },
         "/v1/messages": {"POST": plain(create_message)},
         "/v1/messages/count_tokens": {"POST": plain(count_tokens)},
         "/tokenize": {"POST": plain(tokenize)},
