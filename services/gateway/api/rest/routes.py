@@ -55,9 +55,9 @@ def application(gateway: Gateway) -> ASGIApp:
     def plain(handler: Plain) -> Handler:
         """Needs no API key, or asks for it by itself: a generation does, inside its trace."""
 
-        async def run(exchange: Exchange) -> None:
+        def run(exchange: Exchange) -> Awaitable[None]:
             refuse_undescribed(exchange)
-            await handler(gateway, exchange)
+            return handler(gateway, exchange)
 
         return run
 
