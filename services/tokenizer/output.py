@@ -182,6 +182,7 @@ class Output:
             self._begun = True
             if self._first is not None:
                 out.MergeFrom(self._first)
+                self._first = None
             out.plan.CopyFrom(self._prompt.plan)
             out.prompt_digest = self._prompt.digest
             out.checkpoint = self._prompt.checkpoint

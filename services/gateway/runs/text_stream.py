@@ -24,7 +24,7 @@ for who reads `batches`, in whose task it costs twice as much."""
 
 MAX_UNREAD_BYTES = 4 * 2**20  # of a stream whose client does not read, but for one delta
 MAX_LOSSES = 3  # of tokenizers under one request; it may be the request that they die of
-_NO_END = End()  # yet
+_NO_END, _NO_RECORD = End(), Record()  # yet
 _LOST = frozenset({"peer_lost", "peer_stalled", "draining"})
 
 
@@ -89,7 +89,7 @@ class TextStream:
             False  # the last delta of all has come: whatever ends the link then, ends no answer
         )
         self.end = _NO_END
-        self.record = Record()  # what all tokenizers asked told of it
+        self.record = _NO_RECORD  # what all tokenizers asked told of it
         self.attempts: list[str] = []  # their ids
         for delta in told:
             self._note(delta)
@@ -109,6 +109,7 @@ class TextStream:
             if self._overrun:
                 raise client_too_slow()
             self.end = asked.outcome.result()
+            self.record = Record(spans=self.record.spans, decisions=self.record.decisions)
             self.record.MergeFrom(self.end.record)
             if self.finished or not self._may_go_on():
                 return
