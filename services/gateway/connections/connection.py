@@ -188,8 +188,9 @@ class Connection(HttpToolsProtocol):
         # The last read may have brought more than the bound at once.
         if len(self.url) + sum(len(n) + len(v) for n, v in self.headers) > MAX_HEAD_BYTES:
             self._fail(_too_large())
+        before = self.cycle
         super().on_headers_complete()
-        if self.cycle is not None:
+        if self.cycle is not before:  # else this one is read again without its wish
             self.cycle.transport = self._joined  # type: ignore[assignment]
             straight.add(self.cycle)
         self._in_head, self._head_due = False, None
