@@ -143,6 +143,17 @@ def top(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def quantize(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="DIR_OR_HF_ID", help="a checkpoint, or a GGUF file")
+    parser.add_argument(
+        "--format",
+        choices=("int8", "int4"),
+        required=True,
+        help="int8: a scale for each row; int4: one for each 32 of a row",
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="a folder that is made")
+
+
 def policy(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     test = actions.add_parser("test", help="read a policy file and run its rules' tests")

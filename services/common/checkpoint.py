@@ -35,13 +35,17 @@ def locate(spec: ModelSpec, *, weights: bool = True) -> Path:
     return _from_hub(spec, [*_FILES, *_WEIGHTS] if weights else _FILES)
 
 
+def text_files(folder: Path) -> list[Path]:
+    """What tokenizers read of a checkpoint: configuration, vocabulary, chat templates."""
+    patterns = [*_FILES, _TEMPLATES, _MODULES]
+    return sorted({path for pattern in patterns for path in folder.glob(pattern)})
+
+
 def text_digest(folder: Path) -> str:
-    """Tells apart what tokenizers read of checkpoints: configuration, vocabulary, chat templates,
-    all of each file. 16 hex digits. Raises OSError."""
+    """Tells apart what tokenizers read of checkpoints, all of each file. 16 hex digits. Raises
+    OSError."""
     found = blake2b(digest_size=8)
-    for path in sorted(
-        {p for pattern in [*_FILES, _TEMPLATES, _MODULES] for p in folder.glob(pattern)}
-    ):
+    for path in text_files(folder):
         found.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
         found.update(path.read_bytes())
     return found.hexdigest()

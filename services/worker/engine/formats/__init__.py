@@ -4,6 +4,7 @@ stored.py              what a tensor gives: rows of floats, or of what it is hel
 safetensors.py         files of Hugging Face checkpoints, and their tensors by name
 scheme.py              what config.json says of quantized ones
 quantized.py           compressed-tensors, GPTQ, AWQ, FP8 (packed.py: numbers in words)
+writing.py             `penstock quantize`
 gguf.py                llama.cpp's files (gguf_blocks.py: its types)
 """
 

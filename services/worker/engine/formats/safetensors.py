@@ -10,12 +10,13 @@ from safetensors import SafetensorError, safe_open
 from services.worker.engine.formats.stored import TYPES, Plain, Stored
 from services.worker.engine.model_config import UnsupportedModel
 
+INDEX = "model.safetensors.index.json"
 _BODY = ("embed_tokens.", "layers.", "norm.")
 
 
 def files_of(folder: Path) -> list[Path]:
     """Raises UnsupportedModel."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if index.exists():
         try:
             names = set(json.loads(index.read_text())["weight_map"].values())

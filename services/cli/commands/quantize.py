@@ -1,0 +1,41 @@
+"""`penstock quantize`: a checkpoint written again with weights of fewer bits
+(docs/quantization.md)."""
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+from services.common.checkpoint import locate, text_files
+from services.common.config import ModelSpec
+from services.worker.engine.formats.safetensors import INDEX
+from services.worker.engine.formats.writing import write_quantized
+from services.worker.engine.model_config import UnsupportedModel
+
+
+def main(arguments: argparse.Namespace) -> int:
+    to: Path = arguments.out.expanduser()
+    if to.exists():
+        raise ValueError(f"OUT: {to} is there already")
+    if not to.parent.is_dir():
+        raise ValueError(f"OUT: there is no folder {to.parent}")
+    folder = locate(ModelSpec(name="MODEL", path=arguments.model))
+    making = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.parent))
+    try:
+        changed = write_quantized(folder, making, arguments.format)
+        for path in text_files(folder):
+            copy = making / path.relative_to(folder)
+            if not copy.exists() and path.name != INDEX:
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
+        making.chmod(0o755)
+        making.rename(to)
+    except UnsupportedModel as error:
+        raise RuntimeError(f"{arguments.model}: {error}") from error
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    for words, count in sorted(changed.items()):
+        print(f"{count} {words}")
+    size = (to / "model.safetensors").stat().st_size
+    print(f"{to}: {size / 2**20:,.0f} MiB of weights, matrices {arguments.format}")
+    return 0
