@@ -43,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="of the weights; auto: as the checkpoint has them",
     )
+    parser.add_argument(
+        "--kv-format",
+        choices=("auto", "int8", "fp8"),
+        default="auto",
+        help="of keys and values; auto: as they are computed",
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--kernels", default="auto", help="of a CPU: an instruction set, or `reference`"
@@ -87,6 +93,7 @@ def main(args: argparse.Namespace) -> int:
                 model=args.model,
                 dtype=args.dtype,
                 quantization=args.quantization,
+                kv_format=args.kv_format,
                 device=args.device,
                 kernels=args.kernels,
                 block_size=args.block_size,
@@ -271,6 +278,7 @@ class _Run:
         engine = {
             "dtype": info.dtype,
             "quantization": self._engine.config.quantization,
+            "kv_format": info.kv_format,
             "device": info.device,
             "parameters": info.num_parameters,
             "num_blocks": info.num_blocks,

@@ -1,16 +1,18 @@
-"""What a weight format costs in quality and brings in speed (docs/quantization.md).
+"""What a format of weights, or of keys and values, costs in quality and brings in speed
+(docs/quantization.md).
 
-    python -m bench.quantization quality [--model models/demo] [--count 50]
-    python -m bench.quantization speed --model DIR [--rounds 5] [--json FILE]
+    python -m bench.quantization quality [--model models/demo] [--of weights|kv] [--count 50]
+    python -m bench.quantization speed --model DIR [--of weights|kv] [--context 128] [--json FILE]
 
-quality: the demonstration model's tasks over names that training never saw, beside the weights as
+quality: the demonstration model's tasks over names that training never saw, beside the numbers as
 they are: the share of answers that are right to the letter, in how many of their tokens the
 likeliest one is the same, and the KL divergence of the logits behind them, in nats a token. The
-arithmetic is float32, on the values that a format's weights stand for: what differs is the format.
+arithmetic is float32, on the values that a format's numbers stand for: what differs is the format.
 
 speed: a decode step of one sequence by each format in turn, and between them a plain read of
 memory. Told is how many bytes a second the step's weights and KV come to, and what share of the
-plain read that is; of both the best of a round, and of rounds the median.
+plain read that is, of both the best of a round, and of rounds the median; and the processor's time,
+which of one thread others on the machine move less.
 """
 
 import argparse
@@ -18,22 +20,32 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from bench.result_file import checkpoint_folder, result_file
+from bench.sweep import BLOCK, decode_plan, fill
 from kernels.cpu.matrix import rounded
-from services.worker.engine.config import QUANTIZATIONS, EngineConfig, Quantization
+from services.worker.engine.config import KV_FORMATS, QUANTIZATIONS, EngineConfig
 from services.worker.engine.models.registry import read_config
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from models.recipe.model import Llama
     from services.worker.engine.runner import Runner
 
-CONTEXT, STEPS_S = 128, 1.0
-"""Tokens behind a decode; how long steps of a format are taken at a time."""
+STEPS_S = 1.0
+"""How long steps of a format are taken at a time."""
+SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "weights": ("quantization", QUANTIZATIONS),
+    "kv": ("kv_format", KV_FORMATS),
+}
+"""What formats are of: the engine's setting, and its values."""
 
 
 def main() -> int:
@@ -46,7 +58,10 @@ def main() -> int:
     of_speed = parts.add_parser("speed")
     of_speed.add_argument("--model", type=checkpoint_folder, required=True)
     of_speed.add_argument("--rounds", type=int, default=5)
+    of_speed.add_argument("--context", type=int, default=128, help="tokens behind a decode")
+    of_speed.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     for part in (of_quality, of_speed):
+        part.add_argument("--of", choices=tuple(SETTINGS), default="weights")
         part.add_argument("--json", type=result_file, help="where the table goes, too")
     given = parser.parse_args()
     told = quality(given) if given.part == "quality" else speed(given)
@@ -68,11 +83,15 @@ def quality(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from models.recipe.template import render
 
     exact, tokenizer = load(given.model)
-    models = {QUANTIZATIONS[0]: exact}
-    for name in QUANTIZATIONS[1:]:
-        models[name], _ = load(given.model)
-        round_matrices(models[name], name)
-    rows: dict[Quantization, list[dict[str, Any]]] = {name: [] for name in models}
+    models: dict[str, tuple[Llama, Callable[[], AbstractContextManager[None]]]]
+    models = {"auto": (exact, nullcontext)}
+    for name in SETTINGS[given.of][1][1:]:
+        if given.of == "kv":
+            models[name] = exact, partial(keys_and_values, name)
+        else:
+            models[name] = load(given.model)[0], nullcontext
+            round_matrices(models[name][0], name)
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in models}
     for skill in given.skills or evaluate.SKILLS:
         right: dict[str, list[bool]] = {name: [] for name in models}
         same: dict[str, list[bool]] = {name: [] for name in models}
@@ -83,8 +102,9 @@ def quality(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             answer, read = torch.tensor(ids[start:]), torch.tensor([ids[:-1]])
             with torch.no_grad():
                 wanted = exact.logits(exact.hidden(read)[0, start - 1 :])
-                for name, model in models.items():
-                    found = model.logits(model.hidden(read)[0, start - 1 :])
+                for name, (model, stored) in models.items():
+                    with stored():
+                        found = model.logits(model.hidden(read)[0, start - 1 :])
                     said = found.argmax(-1)
                     right[name].append(torch.equal(said, answer))
                     same[name] += (said == wanted.argmax(-1)).tolist()
@@ -114,6 +134,32 @@ def round_matrices(model: "Llama", quantization: str) -> None:
                 weights.copy_(torch.from_numpy(rounded(weights.numpy(), to)))
 
 
+@contextmanager
+def keys_and_values(kv_format: str) -> Iterator[None]:
+    """Are rounded in the models' attention, keys behind the turn by their positions."""
+    from kernels.reference import in_8_bits
+    from models.recipe import model as recipe
+    from services.worker.engine.torch_weights import STORED
+
+    own = recipe.attend
+
+    def rounded_so(x: "Tensor") -> "Tensor":
+        numbers, scales = in_8_bits(x, STORED[kv_format])
+        return numbers.float() * scales[..., None]
+
+    def attend(q: "Tensor", k: "Tensor", v: "Tensor", cos: "Tensor", sin: "Tensor") -> "Tensor":
+        k = k.transpose(1, 2)
+        turned = rounded_so(recipe.rotate(k, cos, sin, k.new_empty(k.shape)))
+        back = recipe.rotate(turned, cos, -sin, k.new_empty(k.shape)).transpose(1, 2)
+        return own(q, back, rounded_so(v), cos, sin)
+
+    recipe.attend = attend
+    try:
+        yield
+    finally:
+        recipe.attend = own
+
+
 def kl(wanted: Any, found: Any) -> Any:
     """Of each row of logits [rows, vocab], in nats: of the distribution that is wanted from the
     one that was found."""
@@ -126,29 +172,36 @@ def speed(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from bench.peers.floors import bytes_per_s
     from services.worker.engine.runner import make_runner
 
-    threads = len(os.sched_getaffinity(0))
+    setting, formats = SETTINGS[given.of]
+    blocks = -(-given.context // BLOCK)
     with tempfile.TemporaryDirectory() as folder:
         runners = {
             name: make_runner(
                 EngineConfig(
                     str(given.model),
-                    quantization=name,
-                    num_blocks=16,
-                    max_model_len=2 * CONTEXT,
-                    threads=threads,
+                    **{setting: name},  # type: ignore[arg-type]
+                    block_size=BLOCK,
+                    num_blocks=blocks,
+                    threads=given.threads,
                 )
             )
-            for name in QUANTIZATIONS
+            for name in formats
         }
-        found: dict[Quantization, list[dict[str, float]]] = {name: [] for name in runners}
+        for runner in runners.values():
+            fill(runner)
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in runners}
         for number in range(given.rounds):
             for name, runner in runners.items():
-                read = max(bytes_per_s(threads, Path(folder)).values())
-                step_s = best_step_s(runner)
-                size = step_bytes(runner, given.model, name)
+                read = max(bytes_per_s(given.threads, Path(folder)).values())
+                step_s, cpu_s = best_step_s(runner, given.context)
+                kv = runner.info.kv_bytes_per_block * blocks
+                weights = weight_bytes(runner, given.model, given.of == "kv" or name == "auto")
+                size = kv + weights
                 row = {
                     "step_ms": step_s * 1e3,
+                    "step_cpu_ms": cpu_s * 1e3,
                     "step_mb": size / 1e6,
+                    "kv_mb": kv / 1e6,
                     "gb_per_s": size / step_s / 1e9,
                     "plain_read_gb_per_s": read / 1e9,
                     "share": size / step_s / read,
@@ -159,24 +212,26 @@ def speed(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {"format": name, **{key: median(row[key] for row in rows) for key in rows[0]}}
 
 
-def best_step_s(runner: "Runner") -> float:
-    from bench.sweep import decode_plan
-
-    plan, began = decode_plan(1, CONTEXT), time.perf_counter()
-    times: list[float] = []
+def best_step_s(runner: "Runner", context: int) -> tuple[float, float]:
+    """The shortest, and the least of the processor's time, all threads'."""
+    plan, began = decode_plan(1, context), time.perf_counter()
+    times: list[tuple[float, float]] = []
     while len(times) < 5 or time.perf_counter() - began < STEPS_S:
-        times.append(runner.collect(runner.launch(plan)).seconds)
-    return min(times)
+        before = time.process_time()
+        seconds = runner.collect(runner.launch(plan)).seconds
+        times.append((seconds, time.process_time() - before))
+    walls, processors = zip(*times, strict=True)
+    return min(walls), min(processors)
 
 
-def step_bytes(runner: "Runner", folder: Path, quantization: str) -> int:
-    """That a decode of one sequence must read: its keys and values, and all weights but those of an
-    embedding that is not the head, too, of which it takes a row."""
+def weight_bytes(runner: "Runner", folder: Path, as_stored: bool) -> int:
+    """That a decode must read: all but those of an embedding that is not the head, too, of which it
+    takes a row."""
     model, info = read_config(folder), runner.info
     table = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
-    if quantization == "auto":
+    if as_stored:
         table = info.parameter_bytes * table // info.num_parameters
-    return info.parameter_bytes - table + info.kv_bytes_per_block * CONTEXT // info.block_size
+    return info.parameter_bytes - table
 
 
 if __name__ == "__main__":

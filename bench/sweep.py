@@ -81,7 +81,7 @@ def costs(model: Path) -> Iterator[dict[str, float]]:
     blocks = max(BATCHES) * -(-max(CONTEXTS) // BLOCK)
     config = EngineConfig(str(model), num_blocks=blocks, block_size=BLOCK, threads=_threads())
     runner = make_runner(config)
-    _fill(runner)
+    fill(runner)
     for context in (c for c in CONTEXTS if c <= runner.info.max_model_len):
         for batch in BATCHES:
             step_s = _median_s(runner, decode_plan(batch, context))
@@ -106,13 +106,13 @@ def decode_plan(batch: int, context: int) -> StepPlan:
     )
 
 
-def _fill(runner: "Runner") -> None:
-    """Pages of zeros that nobody wrote would all be one page in the cache."""
-    narrow = runner.info.dtype == "bfloat16"
-    count = runner.info.kv_bytes_per_block // (2 if narrow else 4)
+def fill(runner: "Runner") -> None:
+    """Pages of zeros that nobody wrote would all be one page in the cache. Finite numbers in any
+    format, scales too."""
+    count = runner.info.kv_bytes_per_block // 2
     numbers = np.random.default_rng(0).normal(size=count).astype(np.float32)
-    # A bfloat16 is the upper half of a float32.
-    content = (numbers.view(np.uint32) >> 16).astype(np.uint16) if narrow else numbers
+    # A bfloat16 is the upper half of a float32, and two of them are one.
+    content = (numbers.view(np.uint32) >> 16).astype(np.uint16)
     for block in range(runner.info.num_blocks):
         runner.cache.write([block], content.tobytes())
 

@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-E4M3_MOST = 448.0
-"""The largest number of float8_e4m3fn."""
+FURTHEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""Numbers of 8 bits, and what a token's largest is stored as, so that no calibration is needed."""
+LEAST = 2.0**-100
+"""A token whose numbers are all smaller is stored as zeros: its scale would be no normal number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,5 +18,5 @@ class KvLayer:
     values: Tensor
     """[num_blocks, 2 (K, V), kv_heads, block_size, dim], of which the last two lie together."""
     scales: Tensor | None = None
-    """float32 [num_blocks, 2, kv_heads, block_size], of values in float8_e4m3fn: what a token's
-    are to be multiplied with. A token's largest is stored as 448, so no calibration is needed."""
+    """float32 [num_blocks, 2, kv_heads, block_size], of values in 8 bits: what a token's are to be
+    multiplied with. NaN where one was no number."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.heads import QkNorm, Scores
-from kernels.kv_layer import E4M3_MOST, KvLayer
+from kernels.kv_layer import FURTHEST, LEAST, KvLayer
 from kernels.paged_batch import PagedBatch
 
 
@@ -94,11 +94,20 @@ def store_kv(k: Tensor, v: Tensor, layer: KvLayer, slots: Tensor) -> None:
     blocks, offsets = slots // size, slots % size
     content = torch.stack((k, v), dim=1)
     if layer.scales is not None:
-        largest = content.float().abs().amax(dim=-1)
-        scales = torch.where(largest > 0, largest / E4M3_MOST, 1)
+        content, scales = in_8_bits(content, layer.values.dtype)
         layer.scales[blocks, :, :, offsets] = scales
-        content = content.float() / scales[..., None]
     _bits(layer.values)[blocks, :, :, offsets] = _bits(content.to(layer.values.dtype))
+
+
+def in_8_bits(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Of x [..., D] the nearest numbers of `dtype`, int8 or float8_e4m3fn, and what each D of them
+    are to be multiplied with, float32 [...]: what lies furthest from 0 is the furthest number."""
+    most, x = FURTHEST[dtype], x.float()
+    largest = x.abs().amax(dim=-1)
+    largest = torch.where(largest < LEAST, most, largest)
+    found = x * (most / largest)[..., None]
+    # Of infinity, too, the scale is NaN: an int8 could not tell.
+    return (found.round() if dtype == torch.int8 else found).to(dtype), largest / most + 0 * largest
 
 
 def load_kv(layer: KvLayer, blocks: Tensor, offsets: Tensor, dtype: torch.dtype) -> Tensor:

@@ -79,6 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measure(run: Run, on: Any) -> None:
     from bench.gpu import engine, kernels
+    from services.worker.engine.config import KV_FORMATS
 
     for number, each in enumerate(kernels.run(on)):
         run.attempt(f"kernel {number}", "kernels", each)
@@ -87,11 +88,11 @@ def _measure(run: Run, on: Any) -> None:
         with engine.checkpoint(shape, on) as folder:
             if shape is shapes[0]:
                 run.result["agreement"] = asdict(engine.agreement(folder, on))
-            for kv_dtype in ("auto", "fp8"):
-                made = engine.engine(folder, on, kv_dtype=kv_dtype)
+            for kv_format in KV_FORMATS:
+                made = engine.engine(folder, on, kv_format=kv_format)
                 loads = [engine.MIXED] if shape is engine.QWEN3_600M else engine.LOADS
                 for load in [engine.SMALL] if on.is_dry else loads:
-                    name = f"{load.name}, KV {kv_dtype}"
+                    name = f"{load.name}, KV {kv_format}"
                     run.attempt(name, "engine", partial(engine.measure, made, load, on))
                 del made
 

@@ -27,6 +27,7 @@ Ints: TypeAlias = "array[int]"
 driven out of the caches; this is not."""
 NO_INTS = array("i")
 Format = Literal["float32", "bfloat16_weights", "bfloat16"]
+KvFormat = Literal["auto", "int8", "fp8"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ class Geometry:
     layers: int
     block_tokens: int
     """Of a KV block: a multiple of 16."""
+    kv_format: KvFormat = "auto"
+    """Of keys and values in the cache; auto: as attention computes with them, else numbers of 8
+    bits and a scale, a float, for each token and head."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +85,16 @@ class Program:
         """What the structures point at."""
         self.workspace_bytes = 0
         """Of memory besides weights and KV blocks; it does not grow."""
-        element = 2 if number_format == "bfloat16" else 4
         g = geometry
+        of_token = g.dim * (2 if number_format == "bfloat16" else 4)
+        if g.kv_format != "auto":
+            of_token = g.dim + 4
         self.arena = zeros(
-            num_blocks * g.layers * 2 * g.kv_heads * g.block_tokens * g.dim * element, np.uint8
+            num_blocks * g.layers * 2 * g.kv_heads * g.block_tokens * of_token, np.uint8
         )
-        """KV blocks: [num_blocks, layers, 2 (K, V), kv_heads, block_tokens, dim] of float32 or
-        bfloat16, a head's tokens and dims in the order that native/rows.h says. Zeros, of which a
-        page costs memory once it is written."""
+        """KV blocks: [num_blocks, layers, 2 (K, V), kv_heads, block_tokens, dim], a head's tokens
+        and dims, and scales, in the order that native/cache.h says. Zeros, of which a page costs
+        memory once it is written."""
         self._buffers, places = self._lay_buffers(recorder, limits)
         self._turns = [
             c.Turn(self._counted(cos), self._counted(sin), 2 * cos.shape[1]) for cos, sin in angles
@@ -105,7 +111,9 @@ class Program:
             ops=self._ops,
             num_ops=len(ops),
             buffers=self._buffers,
-            shape=c.Shape(g.heads, g.kv_heads, g.dim, g.layers, g.block_tokens),
+            shape=c.Shape(
+                g.heads, g.kv_heads, g.dim, g.layers, g.block_tokens, _KV_FORMATS[g.kv_format]
+            ),
             arena=self.arena.ctypes.data,
             operand=self._space(limits.tokens * (widest + c.OPERAND_PAD) * 4),
             scratch=self._space(scratch * threads),
@@ -366,6 +374,11 @@ _FORMATS: dict[Format, int] = {
     "float32": c.FLOATS,
     "bfloat16_weights": c.BF16_WEIGHTS,
     "bfloat16": c.BF16_CACHE,
+}
+_KV_FORMATS: dict[KvFormat, int] = {
+    "auto": c.AS_COMPUTED,
+    "int8": c.KV_INT8,
+    "fp8": c.KV_FP8,
 }
 _WEIGHTS: dict[DTypeLike, int] = {np.dtype(np.int8): c.INT8, np.dtype(np.uint8): c.INT4}
 

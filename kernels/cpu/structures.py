@@ -5,6 +5,7 @@ import ctypes
 EMBED, LINEAR, ROTARY, ATTENTION, GATHER, SAMPLE, ADD_NORM, CAP, POOL = range(9)
 ALL, WANTED, SAMPLED = range(3)
 FLOATS, BF16_WEIGHTS, BF16_CACHE, BF16_PRODUCTS = range(4)
+AS_COMPUTED, KV_INT8, KV_FP8 = range(3)
 PLAIN, NORM, SILU_MUL, GELU_MUL = range(4)
 PUT, ADD = range(2)
 AS_ROWS, INT8, INT4 = range(3)
@@ -60,6 +61,7 @@ class Buffer(ctypes.Structure):
 class Shape(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int) for name in ("heads", "kv_heads", "dim", "layers", "block_tokens")),
+        ("kv_format", ctypes.c_int),
     ]
 
 

@@ -33,6 +33,7 @@ _TYPES = {
     torch.float64: "fp64",
     torch.bfloat16: "bf16",
     torch.float8_e4m3fn: "fp8e4nv",
+    torch.int8: "i8",
     torch.int32: "i32",
     torch.int64: "i64",
 }
@@ -49,15 +50,16 @@ class Case:
     inner: int = 8192
     vocab: int = 128256
     dtype: torch.dtype = torch.bfloat16
-    eight_bits: bool = False
-    """Keys and values."""
+    stored: torch.dtype | None = None
+    """Keys and values; None: as they are computed."""
     scores: Scores = field(default=Scores(0.1))
     qk_norm: bool = False
 
 
 CASES = (
     Case(32, 8, 64),  # as Llama 3.2 1B
-    Case(32, 8, 128, eight_bits=True),  # as Llama 3.1 8B
+    Case(32, 8, 128, stored=torch.float8_e4m3fn),  # as Llama 3.1 8B
+    Case(32, 8, 128, stored=torch.int8),
     Case(32, 8, 128, scores=Scores(0.1, window=4096)),  # as Mistral 7B
     Case(9, 3, 64, 576, 1536, 49152),  # as SmolLM 135M
     Case(16, 16, 128),  # a head each
@@ -79,9 +81,8 @@ def launch_all(case: Case, device: torch.device, block_size: int = 16) -> None:
 
     tokens, blocks, context = 32, 64, 8192
     shape = (blocks, 4, 2, case.kv_heads, block_size)
-    stored = torch.float8_e4m3fn if case.eight_bits else case.dtype
-    values = room(*shape, case.dim, dtype=stored)[:, 1]
-    scales = room(*shape, dtype=torch.float32)[:, 1] if case.eight_bits else None
+    values = room(*shape, case.dim, dtype=case.stored or case.dtype)[:, 1]
+    scales = room(*shape, dtype=torch.float32)[:, 1] if case.stored else None
     layer = KvLayer(values, scales)
     batch = PagedBatch(
         positions=ints(tokens),

@@ -13,6 +13,12 @@ def product(a, b, WIDE: tl.constexpr):
 
 
 @triton.jit
+def nearest(x):
+    """x, of at most 2^22, to the nearest whole number, ties to even."""
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
 def to_e4m3(x, WIDE: tl.constexpr):
     """x, float32 of at most 448, to the nearest float8_e4m3fn. The interpreter loses what rounding
     carries, and gets numbers that need none."""

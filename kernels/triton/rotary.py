@@ -6,10 +6,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.heads import QkNorm
-from kernels.kv_layer import E4M3_MOST, KvLayer
+from kernels.kv_layer import FURTHEST, LEAST, KvLayer
 from kernels.triton.launch import INTERPRETED, power_of_two
 from kernels.triton.norm import rms_norm_in_place
-from kernels.triton.numbers import to_e4m3
+from kernels.triton.numbers import nearest, to_e4m3
 
 _HEADS = 8
 """Of one program."""
@@ -43,6 +43,7 @@ def rotary_kernel(
     NORM: tl.constexpr,
     SCALED: tl.constexpr,
     MOST: tl.constexpr,
+    LEAST: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -88,12 +89,17 @@ def rotary_kernel(
     stored = mask & (heads >= Q_HEADS)[:, None]
     if SCALED:
         high = tl.maximum(tl.max(tl.abs(turned_a), 1), tl.max(tl.abs(turned_b), 1))
-        factor = tl.where(high > 0, high / MOST, 1.0)
+        high = tl.where(high < LEAST, MOST, high)
+        # Of what is no number none: in 8 bits there may be no other sign of it.
+        none = tl.sum(turned_a - turned_a, 1) + tl.sum(turned_b - turned_b, 1)
         at = block * scales_block_stride + side * scales_side_stride + kv_head * BLOCK_SIZE + offset
         there = (heads >= Q_HEADS) & (heads < Q_HEADS + 2 * KV_HEADS)
-        tl.store(scales + at, factor, mask=there)
-        turned_a = to_e4m3(turned_a / factor[:, None], WIDE)
-        turned_b = to_e4m3(turned_b / factor[:, None], WIDE)
+        tl.store(scales + at, high / MOST + none, mask=there)
+        factor = (MOST / high)[:, None]
+        if cache.dtype.element_ty == tl.int8:
+            turned_a, turned_b = nearest(turned_a * factor), nearest(turned_b * factor)
+        else:
+            turned_a, turned_b = to_e4m3(turned_a * factor, WIDE), to_e4m3(turned_b * factor, WIDE)
     at = block * block_stride + side * side_stride + kv_head * head_stride + offset * (2 * HALF)
     target = cache + at[:, None]
     tl.store(target + first[None, :], turned_a.to(cache.dtype.element_ty), mask=stored)
@@ -141,7 +147,8 @@ def rotary_store(
         PADDED=power_of_two(dim // 2),
         NORM=norm is not None,
         SCALED=layer.scales is not None,
-        MOST=E4M3_MOST,
+        MOST=FURTHEST.get(layer.values.dtype, 0.0),
+        LEAST=LEAST,
         WIDE=INTERPRETED,
         num_warps=4,
     )

@@ -195,6 +195,13 @@ def _stack(parser: argparse.ArgumentParser) -> None:
         "they are loaded, but for what has as few bits; auto: as the checkpoint has them (default "
         "PENSTOCK_WORKER__QUANTIZATION, else auto)",
     )
+    parser.add_argument(
+        "--kv-format",
+        choices=("auto", "int8", "fp8"),
+        help="of keys and values of all models that do not say so themselves; int8, fp8: some half "
+        "of bfloat16's bytes; auto: as they are computed (default PENSTOCK_WORKER__KV_FORMAT, else "
+        "auto)",
+    )
     _pools(parser)
 
 

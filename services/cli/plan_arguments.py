@@ -76,7 +76,7 @@ def _model(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kv-format",
-        choices=("float32", "bfloat16", "fp8"),
+        choices=("float32", "bfloat16", "int8", "fp8"),
         default="bfloat16",
         help="of keys and values (default bfloat16)",
     )

@@ -219,8 +219,7 @@ def _words(passage: Passage) -> tuple[str, str]:
 
 def _generate_requests(
     request: PromptRequest, model: ServedModel, prompt: Prompt, choices: int
-) -> list[bytes]:
-    """Serialized: one for each choice."""
+) -> list[GenerateRequest]:
     generate = GenerateRequest(
         caller=request.caller,
         model=request.model,
@@ -244,7 +243,7 @@ def _generate_requests(
         one.sampling.seed = seed_of(request.sampling.seed, choice)
         if request.echo and request.sampling.HasField("logprobs") and not choice:
             one.sampling.prompt_logprobs = request.sampling.logprobs
-        asked.append(one.SerializeToString())
+        asked.append(one)
     return asked
 
 

@@ -17,7 +17,7 @@ def engine_config(settings: Settings, folder: str) -> EngineConfig:
         dtype=own.dtype,
         quantization=own.quantization,
         kernels=own.kernels,
-        kv_dtype=own.kv_dtype,
+        kv_format=own.kv_format,
         device=own.device,
         block_size=own.block_size,
         kv_cache_bytes=own.kv_cache_bytes,

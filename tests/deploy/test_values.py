@@ -72,6 +72,7 @@ PLACEMENT = {
         ("models[0].decode.worker.max_running=0", "/models/0/decode/worker/max_running"),
         ("models[0].decode.worker.dtype=bfloat16", "dtype"),  # of both pools
         ("models[0].prefill.worker.quantization=int8", "quantization"),  # so, too
+        ("models[0].prefill.worker.kv_format=int8", "kv_format"),
         ("models[0].prefill.worker.health_port=1", "health_port"),  # the probes' own
         ("models[0].replicas=2", "/models/0"),
         ("models[0].enabled=maybe", "/models/0/enabled"),

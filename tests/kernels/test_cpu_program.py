@@ -1,6 +1,7 @@
 """The C++ kernels, as a small Llama's forward pass, against the same written out in torch. On every
 instruction set that this processor has."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import reference
 from kernels.cpu import build
 from kernels.cpu.library import Library, Unavailable, supported
 from kernels.cpu.matrix import Matrix, rounded
-from kernels.cpu.program import Format, Geometry, Limits, Program
+from kernels.cpu.program import Format, Geometry, KvFormat, Limits, Program
 from kernels.cpu.recorder import Recorder, Rows
 from kernels.heads import Scores
 from kernels.sampling import SAMPLING
@@ -33,6 +35,8 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     "int8": {"to": "int8"},
     "int4": {"to": "int4", "hidden": 128, "inner": 192},
 }
+STORED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+each_kv_format = pytest.mark.parametrize("kv_format", STORED)
 each_weights = pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
 each_format = pytest.mark.parametrize("number_format", ["float32", "bfloat16_weights", "bfloat16"])
 
@@ -51,6 +55,7 @@ class Model:
     window: int = 0
     to: str = ""
     """Its matrices are of values that int8 or int4 stand for."""
+    kv_format: KvFormat = "auto"
 
     @property
     def scores(self) -> Scores:
@@ -107,6 +112,8 @@ class Model:
             )
             group = self.heads // self.kv_heads
             q, k, v = turned(parts[0]), turned(parts[1]), parts[2]
+            if self.kv_format != "auto":
+                k, v = (as_stored(part, STORED[self.kv_format]) for part in (k, v))
             k, v = (part.repeat_interleave(group, 1).transpose(0, 1) for part in (k, v))
             found = q.transpose(0, 1) @ k.transpose(1, 2) * self.scores.scale
             if self.cap:
@@ -116,6 +123,11 @@ class Model:
             gate, up = F.linear(norm(x, w[f"norm2.{layer}"]), w[f"gate_up.{layer}"]).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, w[f"down.{layer}"])
         return F.linear(F.rms_norm(x, (self.hidden,), None, EPSILON), w["head"])
+
+
+def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    numbers, scales = reference.in_8_bits(x, dtype)
+    return numbers.float() * scales[..., None]
 
 
 @contextmanager
@@ -164,6 +176,7 @@ def compiled(
             model.dim,
             model.layers,
             model.block_tokens,
+            model.kv_format,
         ),
         Limits(tokens=tokens, sampled=sampled, context=600),
         [(angles.cos().numpy(), angles.sin().numpy())],
@@ -171,7 +184,7 @@ def compiled(
         NUM_BLOCKS,
         threads,
     )
-    program.arena[:] = 0xFF  # NaN in both types
+    program.arena[:] = 0xFF  # NaN in all types, and of scales
     yield program
     program.close()
 
@@ -269,8 +282,74 @@ def test_shapes(instruction_set: str, model: Model, threads: int) -> None:
         torch.testing.assert_close(got[0], want[69], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("window", [0, 27])
-@each_weights
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model(),
+        Model(heads=5, kv_heads=1, dim=48, block_tokens=32),
+        Model(heads=14, kv_heads=1, dim=16, layers=1),
+        Model(cap=0.6, window=16),
+        Model(window=35, layers=3),
+    ],
+    ids=["plain", "multi-query", "wide-group", "capped", "window"],
+)
+@each_format
+@each_kv_format
+@each_library
+def test_keys_and_values_of_8_bits(
+    instruction_set: str, kv_format: KvFormat, number_format: Format, model: Model
+) -> None:
+    """Beside the definitions with keys and values rounded so; what lies between two numbers may be
+    either, by the last bit of a sum. The cache is NaN beyond what was written."""
+    model = replace(model, kv_format=kv_format)
+    a, b, c = sequences(model, 45, 120, 17)
+    want = {id(s): model.logits(s.token_ids) for s in (a, b, c)}
+    exact = {id(s): replace(model, kv_format="auto").logits(s.token_ids) for s in (a, b, c)}
+    apart, step = [], []
+    with compiled(model, instruction_set, number_format) as program:
+        for parts in ([(b, 100)], [(a, 43), (b, 19), (c, 16)], [(a, 1), (c, 1), (b, 1)], [(a, 1)]):
+            for row, (sequence, _) in zip(run(program, parts), parts, strict=True):
+                of, at = id(sequence), sequence.done - 1
+                apart.append((row - want[of][at]).abs().mean())
+                step.append((exact[of][at] - want[of][at]).abs().mean())
+    room = 0.2 if number_format == "bfloat16" else 0  # its own sums are that rough
+    assert max(apart) <= room + max(step) / 3
+    assert np.median(apart) <= room + np.median(step) / 10
+    assert min(step) > 0
+
+
+@each_kv_format
+@each_library
+def test_each_token_and_head_has_its_own_scale(instruction_set: str, kv_format: KvFormat) -> None:
+    """Of values, whose order in a piece is the simpler one: [dim / 16][16 tokens][16]."""
+    model = Model(layers=1, kv_format=kv_format)
+    (a,), dim, w = sequences(model, 16), model.dim, model.weights()
+    x = F.rms_norm(w["embed"][torch.tensor(a.token_ids)], (model.hidden,), w["norm1.0"], EPSILON)
+    of_heads = F.linear(x, w["qkv.0"], w["bias.0"]).view(16, -1, dim)[:, -model.kv_heads :]
+    with compiled(model, instruction_set, "float32") as program:
+        run(program, [(a, 16)])
+        pieces = program.arena.reshape(NUM_BLOCKS, 2, model.kv_heads, -1)[a.blocks[0], 1].copy()
+    for wanted, piece in zip(of_heads.unbind(1), torch.from_numpy(pieces), strict=True):
+        scales, numbers = piece[16 * dim :].view(torch.float32), piece[: 16 * dim]
+        scales = scales / (256 if kv_format == "fp8" else 1)  # of such the kernels read 2^-8 each
+        largest, most = wanted.abs().amax(1), 127 if kv_format == "int8" else 448
+        torch.testing.assert_close(scales * most, largest)
+        found = numbers.view(STORED[kv_format]).float().view(dim // 16, 16, 16)
+        found = found.transpose(0, 1).flatten(1) * scales[:, None]
+        half = largest[:, None] / 254 if kv_format == "int8" else wanted.abs() / 16 + 1e-3
+        assert ((found - wanted).abs() <= half * 1.001 + 1e-6).all()
+        assert (found.abs().amax(1) / largest - 1).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("weights", "window"),
+    [
+        *itertools.product(WEIGHTS.values(), [0, 27]),
+        ({"kv_format": "int8"}, 0),
+        ({"kv_format": "fp8"}, 27),
+    ],
+    ids=str,
+)
 @each_format
 @each_library
 def test_what_a_row_gives_is_its_own(
@@ -349,11 +428,14 @@ def test_a_model_that_does_not_fit_is_refused(
         wrong(recorder, x, packed(library, np.zeros((24, 24), np.float32)))
 
 
+@pytest.mark.parametrize("kv_format", ["auto", *STORED])
 @each_format
 @each_library
-def test_numbers_that_are_none_are_told(instruction_set: str, number_format: Format) -> None:
+def test_numbers_that_are_none_are_told(
+    instruction_set: str, number_format: Format, kv_format: KvFormat
+) -> None:
     """Scores that overflow must not look like an answer."""
-    model = replace(Model(), layers=1)
+    model = replace(Model(), layers=1, kv_format=kv_format)
     weights = model.weights()
     queries_and_keys = (model.heads + model.kv_heads) * model.dim
     weights["qkv.0"][:queries_and_keys] *= 1e20

@@ -158,7 +158,7 @@ struct Kernels {
         while (s->starts[sequence + 1] <= token) sequence++;
         int position = s->positions[token];
         int block = s->block_tables[(long)sequence * s->table_width + position / p->shape.block_tokens];
-        rotate_and_store<typename A::Weight>(p, op, qkv->data + token * qkv->width, position, block);
+        rotate_and_store<A>(p, op, qkv->data + token * qkv->width, position, block);
       }
     });
   }
@@ -243,17 +243,36 @@ struct Kernels {
   }
 };
 
-int run_step(Team* team, const Program* program, const Step* step, Format format) {
-  Run run = {program, step, team_size(team), lay_tiles(program, step)};
-  switch (format) {
-    case FLOATS: team_run(team, Kernels<FloatPanels, FloatPanels>::work, &run); break;
-    case BF16_WEIGHTS: team_run(team, Kernels<WidePanels, FloatPanels>::work, &run); break;
-    case BF16_CACHE: team_run(team, Kernels<WidePanels, WidePanels>::work, &run); break;
-#ifdef __AVX512BF16__
-    case BF16_PRODUCTS: team_run(team, Kernels<DotPanels, DotPanels>::work, &run); break;
-#endif
-    default: return -1;
+typedef void Work(void*, Seat*);
+
+// L: of linears, A: of a cache that has no format of its own. Null: there is no such format.
+template <class L, class A>
+static Work* work_of(int kv_format) {
+  switch (kv_format) {
+    case AS_COMPUTED: return Kernels<L, A>::work;
+    case KV_INT8: return Kernels<L, KvPanels<Int8s, typename A::Row>>::work;
+    case KV_FP8: return Kernels<L, KvPanels<Fp8s, typename A::Row>>::work;
+    default: return 0;
   }
+}
+
+static Work* work_of(Format format, int kv_format) {
+  switch (format) {
+    case FLOATS: return work_of<FloatPanels, FloatPanels>(kv_format);
+    case BF16_WEIGHTS: return work_of<WidePanels, FloatPanels>(kv_format);
+    case BF16_CACHE: return work_of<WidePanels, WidePanels>(kv_format);
+#ifdef __AVX512BF16__
+    case BF16_PRODUCTS: return work_of<DotPanels, DotPanels>(kv_format);
+#endif
+    default: return 0;
+  }
+}
+
+int run_step(Team* team, const Program* program, const Step* step, Format format) {
+  Work* work = work_of(format, program->shape.kv_format);
+  if (!work) return -1;
+  Run run = {program, step, team_size(team), lay_tiles(program, step)};
+  team_run(team, work, &run);
   return 0;
 }
 

@@ -14,6 +14,7 @@ enum Format {
   BF16_CACHE = 2,     // and the weights
   BF16_PRODUCTS = 3,  // and the rows that meet them
 };
+enum KvFormat { AS_COMPUTED = 0, KV_INT8 = 1, KV_FP8 = 2 };  // of the cache: as attention's products take it, or its own (cache.h)
 enum Prelude { PLAIN = 0, NORM = 1, SILU_MUL = 2, GELU_MUL = 3 };  // what becomes of a linear's rows before it
 
 struct Turn {  // of queries and keys, by their positions
@@ -50,6 +51,7 @@ struct Buffer {  // [rows, width] floats
 
 struct Shape {
   int heads, kv_heads, dim, layers, block_tokens;
+  int kv_format;
 };
 
 struct Program {

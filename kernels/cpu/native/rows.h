@@ -1,9 +1,11 @@
-// What works row by row: embedding, a linear's operand, rotary with the cache's write.
+// What works row by row: embedding, a linear's operand, rotary.
 #pragma once
 #include "program.h"
 
 static inline void put_row(float* to, int at, Lanes x) { store(to + at, x); }
 static inline void put_row(bf16* to, int at, Lanes x) { store_bf16(to + at, x); }
+static inline void put_row(int8_t* to, int at, Lanes x) { store_bytes(to + at, x); }
+static inline void put_row(E4m3* to, int at, Lanes x) { store_e4m3(to + at, x); }
 static inline void put_one(float* to, float x) { *to = x; }
 static inline void put_one(bf16* to, float x) { *to = to_bf16(x); }
 
@@ -111,69 +113,5 @@ static void turn(float* x, const float* cos, const float* sin, int dims) {
     float a = x[i], b = y[i];
     x[i] = a * cos[i] - b * sin[i];
     y[i] = b * cos[i] + a * sin[i];
-  }
-}
-
-// The cache as attention's products want it, by blocks, layers, keys or values, heads, and then in
-// pieces of sixteen tokens. Keys: panels whose columns are tokens and whose k runs over the dims.
-// Values: a panel for each sixteen dims, whose k runs over the tokens.
-template <class T>
-struct Cache {
-  enum { STEP = sizeof(T) == 2 ? 2 : 1 };
-  T* arena;
-  int kv_heads, dim, layers, block_tokens;
-
-  Cache(const Program* p)
-      : arena((T*)p->arena), kv_heads(p->shape.kv_heads), dim(p->shape.dim), layers(p->shape.layers),
-        block_tokens(p->shape.block_tokens) {}
-
-  // A piece: [16 tokens, dim] in its own order. `side`: 0 keys, 1 values.
-  T* piece(int block, int layer, int side, int head, int token) const {
-    long heads_of_block = ((long)block * layers + layer) * 2 + side;
-    return arena + ((heads_of_block * kv_heads + head) * block_tokens + token / PANEL * PANEL) * dim;
-  }
-  long key_at(int token, int d) const { return ((long)(d / STEP) * PANEL + token % PANEL) * STEP + d % STEP; }
-  long value_at(int token, int d) const {
-    token %= PANEL;
-    return (((long)(d / PANEL) * (PANEL / STEP) + token / STEP) * PANEL + d % PANEL) * STEP + token % STEP;
-  }
-
-  // A piece of values, zeros beyond the first `valid` tokens.
-  void copy_values(const T* piece, int valid, T* to) const {
-    const int size = PANEL * STEP;  // sixteen dims of STEP tokens
-    for (int i = 0; i < dim; i += STEP, piece += size, to += size)
-      for (int j = 0; j < size; j++) to[j] = i % PANEL + j % STEP < valid ? piece[j] : (T)0;
-  }
-
-  void fetch(const T* piece) const {
-    for (int i = 0; i < dim * PANEL; i += LINE / sizeof(T)) prefetch_far(piece + i);
-  }
-};
-
-// One token's queries, keys and values, [heads + 2 kv_heads, dim]: norms and turns the first two and
-// stores the last two.
-template <class T>
-static void rotate_and_store(const Program* p, const Op* op, float* qkv, int position, int block) {
-  Cache<T> cache(p);
-  const Turn* by = &op->turn;
-  int dim = cache.dim, heads = p->shape.heads, layer = op->layer;
-  norm_parts(qkv, heads * dim, by->q_norm, op->epsilon, by->q_width);
-  norm_parts(qkv + (long)heads * dim, cache.kv_heads * dim, by->k_norm, op->epsilon, by->k_width);
-  const float* cos = by->cos + (long)position * (by->dims / 2);
-  const float* sin = by->sin + (long)position * (by->dims / 2);
-  for (int head = 0; head < heads + cache.kv_heads; head++) turn(qkv + (long)head * dim, cos, sin, by->dims);
-  int token = position % cache.block_tokens;
-  for (int head = 0; head < cache.kv_heads; head++) {
-    const float* k = qkv + (long)(heads + head) * dim;
-    const float* v = k + (long)cache.kv_heads * dim;
-    T* keys = cache.piece(block, layer, 0, head, token);
-    T* values = cache.piece(block, layer, 1, head, token);
-    for (int d = 0; d < dim; d += PANEL) {
-      T row[2][PANEL];
-      put_row(row[0], 0, load(k + d));
-      put_row(row[1], 0, load(v + d));
-      for (int i = 0; i < PANEL; i++) keys[cache.key_at(token, d + i)] = row[0][i];
-      for (int i = 0; i < PANEL; i++) values[cache.value_at(token, d + i)] = row[1][i];
-    }
   }
 }

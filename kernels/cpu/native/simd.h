@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 typedef uint16_t bf16;
+enum class E4m3 : uint8_t {};
 
 enum { PANEL = 16 };  // lanes, and all that is counted by them
 enum { LINE = 64 };   // bytes of a cache line
@@ -90,6 +91,29 @@ static inline Lanes from_bytes(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
 }
 
+// The nearest int8, ties to even; what is beyond them is the furthest one.
+static inline void store_bytes(int8_t* p, Lanes a) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
+static inline Lanes absolute(Lanes a) { return {_mm512_abs_ps(a.v)}; }
+
+// Sixteen e4m3, each 2^-8 of what it is: a half with the same bits, smallest numbers included. NaN is a number, too.
+static inline Lanes from_e4m3(const E4m3* p) {
+  __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+  return {_mm512_cvtph_ps(_mm256_and_si256(words, _mm256_set1_epi16((short)0xbf80)))};
+}
+// The nearest e4m3, ties to even, of numbers up to 448.
+static inline void store_e4m3(E4m3* p, Lanes a) {
+  __m512i bits = _mm512_castps_si512(a.v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 20), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7ffff)));
+  rounded = _mm512_sub_epi32(_mm512_srli_epi32(_mm512_slli_epi32(rounded, 1), 21), _mm512_set1_epi32(120 << 3));
+  __m512 furthest = _mm512_abs_ps(a.v);
+  __mmask16 small = _mm512_cmp_ps_mask(furthest, _mm512_set1_ps(0x1p-6f), _CMP_LT_OQ);
+  rounded = _mm512_mask_mov_epi32(rounded, small, _mm512_cvtps_epi32(_mm512_mul_ps(furthest, _mm512_set1_ps(512))));
+  __m512i sign = _mm512_slli_epi32(_mm512_srli_epi32(bits, 31), 7);
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_or_si512(rounded, sign)));
+}
+
 // Of 32 bytes [16 columns][2], in the order of nibbles (tile.h), what four k's are.
 struct Four {
   Lanes k[4];
@@ -115,6 +139,10 @@ static inline Pairs load_pairs(const void* p) { return {(__m512bh)_mm512_loadu_s
 // The sixteen int8 at p, and those behind them, exactly: of such a float the lower half is zeros.
 static inline Pairs pairs_of_bytes(const int8_t* p) {
   __m512i first = _mm512_castps_si512(from_bytes(p).v), second = _mm512_castps_si512(from_bytes(p + PANEL).v);
+  return {(__m512bh)_mm512_or_si512(_mm512_srli_epi32(first, 16), second)};
+}
+static inline Pairs pairs_of_e4m3(const E4m3* p) {  // likewise
+  __m512i first = _mm512_castps_si512(from_e4m3(p).v), second = _mm512_castps_si512(from_e4m3(p + PANEL).v);
   return {(__m512bh)_mm512_or_si512(_mm512_srli_epi32(first, 16), second)};
 }
 // Of 32 bytes the pairs of their lower nibbles, and of their upper ones.
@@ -254,6 +282,35 @@ static inline Lanes seconds(const void* p) {
 static inline Lanes from_bytes(const int8_t* p) {
   __m128i all = _mm_loadu_si128((const __m128i*)p);
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(all)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(all, 8)))};
+}
+
+static inline void store_bytes(int8_t* p, Lanes x) {
+  __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+  words = _mm256_permute4x64_epi64(words, 0xd8);  // packing went by halves
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+static inline Lanes absolute(Lanes x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+
+static inline Lanes from_e4m3(const E4m3* p) {
+  __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+  words = _mm256_and_si256(words, _mm256_set1_epi16((short)0xbf80));
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(words)), _mm256_cvtph_ps(_mm256_extracti128_si256(words, 1))};
+}
+static inline __m256i half_e4m3(__m256 x) {
+  __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 20), _mm256_set1_epi32(1));
+  __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7ffff)));
+  rounded = _mm256_sub_epi32(_mm256_srli_epi32(_mm256_slli_epi32(rounded, 1), 21), _mm256_set1_epi32(120 << 3));
+  __m256 furthest = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+  __m256i small = _mm256_castps_si256(_mm256_cmp_ps(furthest, _mm256_set1_ps(0x1p-6f), _CMP_LT_OQ));
+  rounded = _mm256_blendv_epi8(rounded, _mm256_cvtps_epi32(_mm256_mul_ps(furthest, _mm256_set1_ps(512))), small);
+  return _mm256_or_si256(rounded, _mm256_slli_epi32(_mm256_srli_epi32(bits, 31), 7));
+}
+static inline void store_e4m3(E4m3* p, Lanes x) {
+  __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(half_e4m3(x.a), half_e4m3(x.b)), 0xd8);
+  _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
 
 struct Four {

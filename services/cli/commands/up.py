@@ -52,9 +52,9 @@ def asked_for(
         for given in (arguments.prefill, arguments.decode)
     ]
     changes["models"] = [model.sized(*sizes) for model in models]
-    if arguments.quantization is not None:
-        changed = {"quantization": arguments.quantization}
-        changes["worker"] = settings.worker.model_copy(update=changed)
+    formats = {name: getattr(arguments, name) for name in ("quantization", "kv_format")}
+    if given := {name: value for name, value in formats.items() if value is not None}:
+        changes["worker"] = settings.worker.model_copy(update=given)
     if port is not None:
         changes["gateway"] = settings.gateway.model_copy(update={"port": port})
     if again and (lost := last_running(settings)) is not None:

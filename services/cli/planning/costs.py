@@ -10,8 +10,6 @@ from services.worker.engine.weights import shapes
 PRECISIONS = {"float32": 4.0, "bfloat16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2 / 32}
 """Bytes of a weight. fp8 and int8 have a scale for each row, which is next to nothing; int4 has one
 of 16 bits for each 32 weights, and beside it embeddings and heads are int8 (decision 0061)."""
-KV_FORMATS = {"float32": (4, 0), "bfloat16": (2, 0), "fp8": (1, 4)}
-"""Bytes of an element, and of the scale of each token and head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +42,7 @@ class Costs:
 
     def kv_bytes(self, tokens: int) -> int:
         """2 x layers x KV heads x tokens x (head_dim x bytes of an element + bytes of a scale)."""
-        element, scale = KV_FORMATS[self.kv_format]
-        return block_bytes(self.model, tokens, element, scale)
+        return block_bytes(self.model, tokens, self.kv_format)
 
     def prompt_flop(self, tokens: int) -> float:
         """A multiplication and an addition for each weight and token, two such for each pair of

@@ -63,8 +63,6 @@ def _check_engine(config: EngineConfig, model: ModelConfig) -> None:
         raise ValueError("kernels 'triton' need a GPU, device is 'cpu'")
     if config.quantization != "auto":
         _check_quantization(config, model)
-    if config.device == "cpu" and config.kv_dtype != "auto":
-        raise ValueError(f"kv_dtype {config.kv_dtype!r} needs a GPU, device is 'cpu'")
     config = with_room(config)
     dtype = choose_dtype(config.dtype, model, config.device, has_dot=True)
     max_model_len(config, model, num_blocks(config, model, dtype))

@@ -9,7 +9,7 @@ from services.common.config.worker import Role, WorkerSettings
 
 # A pool and a role say these of a worker; what KV blocks look like is the same in both pools.
 NOT_OVERRIDDEN = {"role", "model", "replicas", "ray"}
-OF_BOTH_POOLS = {"block_size", "dtype", "kv_dtype", "quantization"}
+OF_BOTH_POOLS = {"block_size", "dtype", "kv_format", "quantization"}
 
 
 class Overrides(Section):

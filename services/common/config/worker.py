@@ -30,9 +30,10 @@ class WorkerSettings(ServiceSettings):
         description="on a CPU: an instruction set; on a GPU: `triton`; on any: `reference`, which "
         "is PyTorch; auto: the best",
     )
-    kv_dtype: Literal["auto", "fp8"] = Field(
+    kv_format: Literal["auto", "int8", "fp8"] = Field(
         "auto",
-        description="of the KV cache; `fp8`: half the bytes, on a GPU of compute capability 8.9",
+        description="of keys and values in the cache; auto: as they are computed; `int8`, `fp8`: "
+        "some half of bfloat16's bytes; on a GPU `fp8` needs compute capability 8.9",
     )
     device: str = Field(
         "cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="`cpu`, `cuda` or `cuda:1`"

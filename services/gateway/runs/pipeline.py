@@ -1,7 +1,6 @@
 """A generation's way through the gateway, the same for REST and gRPC."""
 
 import time
-from collections.abc import Awaitable
 
 from services.common.telemetry import traceparent
 from services.gateway import metrics
@@ -116,9 +115,9 @@ def _count_citations(answer: Answer) -> None:
     metrics.quotations.labels("unfounded").inc(len(checked.unfounded))
 
 
-def serve(
+async def serve(
     gateway: Gateway, front: Front, principal: Principal | None = None, *, watched: bool = True
-) -> Awaitable[None]:
+) -> None:
     """`generate`, recorded. `principal`: who asks, where that is known. `watched`:
     somebody waits for its first words."""
 
@@ -126,4 +125,4 @@ def serve(
         journal.is_watched = watched
         await generate(gateway, front, principal, place, journal)
 
-    return recorded(gateway, front, work, principal)
+    await recorded(gateway, front, work, principal)

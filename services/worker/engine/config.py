@@ -13,6 +13,8 @@ GUESSED_ROWS = 128
 """Likewise, for guesses of tokens."""
 Quantization = Literal["auto", "int8", "int4"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+KvFormat = Literal["auto", "int8", "fp8"]
+KV_FORMATS: tuple[KvFormat, ...] = get_args(KvFormat)
 KERNELS = ("auto", "reference", "triton", *CPU_KERNELS)
 SPECULATIONS = ("off", "ngram", "draft")
 MOST_GUESSES = 32
@@ -35,9 +37,10 @@ class EngineConfig:
     kernels: str = "auto"
     """On a CPU: an instruction set of kernels/cpu; on an NVIDIA GPU: "triton"; on any: "reference",
     which is PyTorch. auto: the best."""
-    kv_dtype: Literal["auto", "fp8"] = "auto"
-    """Of keys and values in the cache. auto: that in which the model computes; fp8: e4m3 with a
-    scale for each token and head, half the bytes, on a GPU of compute capability 8.9 or more."""
+    kv_format: KvFormat = "auto"
+    """Of keys and values in the cache. auto: that in which the model computes; else 8 bits with a
+    scale for each token and head (decision 0067), about half of bfloat16's bytes. fp8 is e4m3, by
+    Triton's kernels on a GPU of compute capability 8.9 or more."""
     device: str = "cpu"
     """"cpu", or a GPU: "cuda", "cuda:1"."""
     block_size: int = 16
@@ -149,7 +152,9 @@ class EngineConfig:
                 raise ValueError(f"{needs}, device is {self.device!r}")
             if self.kernels not in ("auto", *CPU_KERNELS):
                 raise ValueError(f"{needs}, kernels are {self.kernels!r}")
-        if self.kv_dtype not in ("auto", "fp8"):
-            raise ValueError(f"kv_dtype must be auto or fp8, is {self.kv_dtype!r}")
+        if self.kv_format not in KV_FORMATS:
+            raise ValueError(
+                f"kv_format must be one of {', '.join(KV_FORMATS)}, is {self.kv_format!r}"
+            )
         if not os.path.isdir(self.model):
             raise ValueError(f"model: {self.model!r} is not a directory")

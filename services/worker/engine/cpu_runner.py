@@ -81,6 +81,7 @@ class CpuRunner:
                     model.head_dim,
                     model.num_layers,
                     config.block_size,
+                    config.kv_format,
                 ),
                 limits,
                 angle_tables(model, context),

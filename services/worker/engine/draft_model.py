@@ -27,6 +27,7 @@ from services.worker.engine.chunks import Chunk
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cost_model import CostModel, StepShape, looked_back
 from services.worker.engine.drafted import Drafted
+from services.worker.engine.kv_cache import block_bytes
 from services.worker.engine.layout import one_further, plan_step, sampling_rows
 from services.worker.engine.model_config import ModelConfig, UnsupportedModel
 from services.worker.engine.models.registry import read_config
@@ -57,12 +58,10 @@ def with_room(config: EngineConfig) -> EngineConfig:
         if model.head != "tokens":
             raise ValueError(f"draft_model guesses tokens, and {folder!r} makes none")
     _check_vocabulary(config.model, own, config.draft_model, drafts)
-    part = _kv_width(own) / (_kv_width(own) + _kv_width(drafts))
-    return replace(config, kv_cache_bytes=int(config.kv_cache_bytes * part))
-
-
-def _kv_width(model: ModelConfig) -> int:
-    return model.num_layers * model.num_kv_heads * model.head_dim
+    # Where both are stored as they are computed, the ratio is one of elements.
+    stored = "bfloat16" if config.kv_format == "auto" else config.kv_format
+    ours, its = (block_bytes(model, config.block_size, stored) for model in (own, drafts))
+    return replace(config, kv_cache_bytes=int(config.kv_cache_bytes * ours / (ours + its)))
 
 
 def _check_vocabulary(folder: str, own: ModelConfig, draft_folder: str, draft: ModelConfig) -> None:

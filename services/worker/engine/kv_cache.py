@@ -2,6 +2,8 @@
 
     [num_blocks, layers, 2 (K, V), kv_heads, block_size, head_dim]
 
+of numbers of 16 or 32 bits, or of 8 with a scale for each token and head (decision 0067).
+
 Block-major: all that belongs to a block lies together, so moving a block (to a decode worker, to
 host memory, to disk) is one contiguous copy instead of one for each layer and side. Within a layer
 and side a head lies together, so that a share of the heads is one piece, too. In which order a
@@ -13,6 +15,8 @@ from typing import Protocol
 from services.worker.engine.model_config import ModelConfig
 
 Shape = tuple[int, int, int, int, int]
+TOKEN_BYTES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4), "fp8": (1, 4)}
+"""Of a format, of each token and head: of an element, and of the scale."""
 
 
 class KvCache(Protocol):
@@ -34,9 +38,9 @@ def block_shape(config: ModelConfig, block_size: int) -> Shape:
     return config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim
 
 
-def block_bytes(
-    config: ModelConfig, block_size: int, element_bytes: int, scale_bytes: int = 0
-) -> int:
-    """2 x layers x kv_heads x tokens x (head_dim x bytes of an element, and of a token's scale)."""
+def block_bytes(config: ModelConfig, block_size: int, kv_format: str) -> int:
+    """2 x layers x kv_heads x tokens x (head_dim x bytes of an element, and of a token's scale).
+    `kv_format`: of TOKEN_BYTES."""
     layers, sides, heads, tokens, dim = block_shape(config, block_size)
+    element_bytes, scale_bytes = TOKEN_BYTES[kv_format]
     return layers * sides * heads * tokens * (dim * element_bytes + scale_bytes)

@@ -20,8 +20,6 @@ from services.worker.engine.plan import Collected, StepPlan
 log = logging.getLogger(__name__)
 
 Dtype = Literal["float32", "bfloat16"]
-ELEMENT_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
-
 
 Ticket = Any
 """What a runner's `launch` gives for its `collect`."""
@@ -67,8 +65,6 @@ def make_runner(config: EngineConfig) -> Runner:
         from services.worker.engine.triton_runner import TritonRunner
 
         return TritonRunner(config, model)
-    if config.kv_dtype != "auto":
-        raise ValueError(f"kv_dtype {config.kv_dtype!r} needs the GPU kernels (kernels 'triton')")
     library = _library(config, model)
     runner: Runner
     if library is not None:
@@ -148,9 +144,12 @@ def num_blocks(config: EngineConfig, model: ModelConfig, dtype: Dtype) -> int:
 
 def kv_bytes_per_block(config: EngineConfig, model: ModelConfig, dtype: Dtype) -> int:
     """`dtype`: in which the model computes."""
-    if config.kv_dtype == "fp8":
-        return block_bytes(model, config.block_size, 1, scale_bytes=4)
-    return block_bytes(model, config.block_size, ELEMENT_BYTES[dtype])
+    return block_bytes(model, config.block_size, stored_as(config, dtype))
+
+
+def stored_as(config: EngineConfig, dtype: Dtype) -> str:
+    """Keys and values: one of TOKEN_BYTES. `dtype`: in which the model computes."""
+    return dtype if config.kv_format == "auto" else config.kv_format
 
 
 def max_model_len(config: EngineConfig, model: ModelConfig, blocks: int) -> int:
@@ -194,7 +193,6 @@ def describe(
             "turned by longrope's long_factor (docs/models.md)",
             context,
         )
-    stored = dtype if config.kv_dtype == "auto" else config.kv_dtype
     return ModelInfo(
         architecture=model.architecture,
         vocab_size=model.vocab_size,
@@ -213,7 +211,7 @@ def describe(
         block_size=config.block_size,
         kv_bytes_per_block=kv_bytes_per_block(config, model, dtype),
         kv_shape_per_block=block_shape(model, config.block_size),
-        kv_format=f"{stored} {kv_order}{' turned for long contexts' * far}",
+        kv_format=f"{stored_as(config, dtype)} {kv_order}{' turned for long contexts' * far}",
         hidden_size=model.hidden_size,
         num_logits={"tokens": model.vocab_size, "classes": model.num_classes}.get(model.head, 0),
         generates=model.head == "tokens",

@@ -21,7 +21,7 @@ class TorchCache:
         self, num_blocks: int, shape: Shape, dtype: torch.dtype, device: torch.device
     ) -> None:
         """`shape`: of a block."""
-        eight_bits = dtype == torch.float8_e4m3fn
+        eight_bits = dtype.itemsize == 1
         content = math.prod(shape) * dtype.itemsize
         scales = math.prod(shape[:-1]) * 4 if eight_bits else 0
         self._memory = _zeros(num_blocks, content + scales, device)

@@ -23,10 +23,10 @@ from services.worker.engine.models.registry import Model, build_model
 from services.worker.engine.moment import Moment
 from services.worker.engine.plan import Collected, Ints, StepPlan
 from services.worker.engine.rope import angle_tables
-from services.worker.engine.runner import choose_dtype, describe
+from services.worker.engine.runner import choose_dtype, describe, stored_as
 from services.worker.engine.sampler import SamplingBatch, edit, keep_allowed, sample, top_of
 from services.worker.engine.torch_cache import TorchCache
-from services.worker.engine.torch_weights import DTYPES, Linear, TorchWeights
+from services.worker.engine.torch_weights import DTYPES, STORED, Linear, TorchWeights
 
 
 class TorchRunner:
@@ -54,8 +54,8 @@ class TorchRunner:
             huge_bytes=0,
             workspace_bytes=None,
         )
-        shape = block_shape(model, config.block_size)
-        self.cache = TorchCache(self.info.num_blocks, shape, dtype, self._device)
+        shape, stored = block_shape(model, config.block_size), STORED[stored_as(config, name)]
+        self.cache = TorchCache(self.info.num_blocks, shape, stored, self._device)
         tables = angle_tables(model, self.info.max_model_len)
         self.angles = [(self.tensor(cos), self.tensor(sin)) for cos, sin in tables]
         self.logit_cap = model.logit_cap

@@ -12,6 +12,8 @@ from services.worker.engine.formats.stored import Stored
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+STORED = DTYPES | {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+"""Keys and values, likewise."""
 Linear = tuple[Tensor, Tensor | None]
 """Weights [n, k] and bias [n]."""
 

@@ -28,16 +28,16 @@ from services.worker.engine.models.registry import build_model
 from services.worker.engine.moment import Moment
 from services.worker.engine.plan import Collected, StepPlan
 from services.worker.engine.rope import angle_tables
-from services.worker.engine.runner import choose_dtype, describe
+from services.worker.engine.runner import choose_dtype, describe, stored_as
 from services.worker.engine.sampler import edit, keep_allowed, top_of
 from services.worker.engine.step_inputs import Capacity, DeviceStep, StepInputs
 from services.worker.engine.torch_cache import TorchCache
 from services.worker.engine.torch_runner import Launched, head_rows, sums_of
-from services.worker.engine.torch_weights import DTYPES, TorchWeights
+from services.worker.engine.torch_weights import DTYPES, STORED, TorchWeights
 from services.worker.engine.triton_ops import Memory, TritonOps
 
 FP8_SINCE = (8, 9)
-"""Compute capability of the first GPUs with numbers of 8 bits."""
+"""Compute capability of the first GPUs with floating-point numbers of 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,7 @@ class TritonRunner:
             ),
             self._device,
         )
-        stored = torch.float8_e4m3fn if config.kv_dtype == "fp8" else DTYPES[name]
-        shape = block_shape(model, config.block_size)
+        shape, stored = block_shape(model, config.block_size), STORED[stored_as(config, name)]
         self.cache = TorchCache(blocks + 1, shape, stored, self._device)
         self._memory = Memory(
             layers=[self.cache.layer(index) for index in range(model.num_layers)],
@@ -194,9 +193,9 @@ def _device(config: EngineConfig) -> torch.device:
     if device.type != "cuda" or not torch.cuda.is_available():
         raise ValueError(f"device {config.device!r}: the kernels 'triton' need an NVIDIA GPU")
     capability = torch.cuda.get_device_capability(device)
-    if config.kv_dtype == "fp8" and capability < FP8_SINCE:
+    if config.kv_format == "fp8" and capability < FP8_SINCE:
         raise ValueError(
-            f"kv_dtype 'fp8' needs a GPU of compute capability 8.9 or more, {config.device!r} has "
+            f"kv_format 'fp8' needs a GPU of compute capability 8.9 or more, {config.device!r} has "
             f"{capability[0]}.{capability[1]}"
         )
     return device

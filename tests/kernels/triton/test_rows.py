@@ -54,21 +54,26 @@ def test_gates(width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("turned", [1, 0.75])
 @pytest.mark.parametrize("normed", ["", "head", "all"])
 @pytest.mark.parametrize(
-    ("dtype", "eight_bits"),
-    [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)],
+    ("dtype", "stored"),
+    [
+        (torch.float32, None),
+        (torch.bfloat16, None),
+        (torch.float32, torch.float8_e4m3fn),
+        (torch.float32, torch.int8),
+    ],
 )
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 2, 64), (9, 3, 24), (8, 1, 128)])
 def test_rotary_and_store(
     heads: int,
     kv_heads: int,
     dim: int,
-    eight_bits: bool,
+    stored: torch.dtype | None,
     normed: str,
     turned: float,
     dtype: torch.dtype,
 ) -> None:
     torch.manual_seed(1)
-    case = paged([1, 4, 2], [9, 11, 2], kv_heads, dim, dtype=dtype, eight_bits=eight_bits)
+    case = paged([1, 4, 2], [9, 11, 2], kv_heads, dim, dtype=dtype, stored=stored)
     qkv = torch.randn(7, (heads + 2 * kv_heads) * dim).to(dtype)
     angles = torch.randn(20, int(dim * turned) // 2)
     tables = angles.cos(), angles.sin()
@@ -87,7 +92,7 @@ def test_rotary_and_store(
     was = case.layer.values.view(torch.uint8), found.values.view(torch.uint8)
     assert torch.equal(was[0][~written], was[1][~written]), "another token's place was written to"
     places = batch.slots // size, slice(None), slice(None), batch.slots % size
-    if eight_bits:  # but for numbers whose last bit decides
+    if stored:  # but for numbers whose last bit decides
         same = found.values.view(torch.uint8)[places] == expected.values.view(torch.uint8)[places]
         assert same.float().mean() > 0.99
         torch.testing.assert_close(found.scales[places], expected.scales[places])

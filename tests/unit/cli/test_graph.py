@@ -161,7 +161,7 @@ def test_pools_have_settings_of_their_own() -> None:
         ({"worker": {"replicas": 2}}, "replicas: not set here"),
         ({"prefill": {"worker": {"block_size": 8}}, "decode": {}}, "block_size: of both pools"),
         ({"decode": {"worker": {"dtype": "bfloat16"}}, "prefill": {}}, "dtype: of both pools"),
-        ({"decode": {"worker": {"kv_dtype": "fp8"}}, "prefill": {}}, "kv_dtype: of both pools"),
+        ({"decode": {"worker": {"kv_format": "fp8"}}, "prefill": {}}, "kv_format: of both pools"),
         ({"decode": {"worker": {"quantization": "int8"}}, "prefill": {}}, "quantization: of both"),
         ({"name": "a#b"}, "name"),
         ({"name": ""}, "name"),

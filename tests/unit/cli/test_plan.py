@@ -59,15 +59,18 @@ def test_4096_tokens_of_a_70b_take_1_25_gib(capsys: pytest.CaptureFixture[str], 
     assert "1.25 GiB" in capsys.readouterr().out
 
 
-def test_a_narrower_format_makes_room_for_more(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kv_format", ["int8", "fp8"])
+def test_a_narrower_format_makes_room_for_more(
+    capsys: pytest.CaptureFixture[str], kv_format: str
+) -> None:
     argv = ("kv", "llama-3.1-8b", "--tokens", "1000", "--sequences", "7", "--memory", "10")
-    wide, narrow = (planned(capsys, *argv, "--kv-format", f) for f in ("bfloat16", "fp8"))
+    wide, narrow = (planned(capsys, *argv, "--kv-format", f) for f in ("bfloat16", kv_format))
     assert wide["kv_bytes"] == 7 * 1000 * 131_072
     assert wide["tokens_in_memory"] == 10 * GIB // 131_072
     assert wide["sequences_in_memory"] == wide["tokens_in_memory"] // 1000
     # As the engine's own blocks: a byte an element, a float32 for each token and head.
     assert narrow["kv_bytes_per_token"] == 131_072 // 2 + 32 * 2 * 8 * 4
-    assert narrow["kv_bytes_per_token"] == block_bytes(NAMED["llama-3.1-8b"], 1, 1, 4)
+    assert narrow["kv_bytes_per_token"] == block_bytes(NAMED["llama-3.1-8b"], 1, kv_format)
 
 
 @pytest.mark.parametrize(

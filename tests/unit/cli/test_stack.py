@@ -89,7 +89,8 @@ async def test_the_laptop_s_key_stays_until_it_is_revoked_or_redis_knows_it_no_m
 
 
 def arguments(**given: Any) -> Namespace:
-    return Namespace(**{"model": [], "prefill": None, "decode": None, "quantization": None} | given)
+    none = {"prefill": None, "decode": None, "quantization": None, "kv_format": None}
+    return Namespace(**{"model": []} | none | given)
 
 
 def test_arguments_come_before_settings_and_those_before_what_is_shipped(
@@ -121,7 +122,10 @@ def test_arguments_come_before_settings_and_those_before_what_is_shipped(
     monkeypatch.setenv("PENSTOCK_WORKER__QUANTIZATION", "int8")
     assert made().worker.quantization == "int8"
     assert made(quantization="auto").worker.quantization == "auto"
-    given = made(quantization="int8", model=["org/given"])
+    assert made(kv_format="int8").worker.kv_format == "int8"
+    assert made(kv_format="int8").worker.quantization == "int8", "as it is set"
+    given = made(quantization="int8", kv_format="fp8", model=["org/given"])
+    assert given.of_worker(given.models[0], "decode").worker.kv_format == "fp8"
     assert given.of_worker(given.models[0], "prefill").worker.quantization == "int8"
     told = {"name": "given", "path": "/own", "worker": {"quantization": "auto"}}
     exact = ModelSpec.model_validate(told)

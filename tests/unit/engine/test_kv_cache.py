@@ -21,7 +21,7 @@ Checkpoint = Callable[..., Path]
 
 @pytest.mark.parametrize("kernels", ["reference", *supported()])
 def test_blocks_that_nobody_wrote_cost_no_memory(checkpoint: Checkpoint, kernels: str) -> None:
-    size = block_bytes(read_config(checkpoint()), 16, 4)
+    size = block_bytes(read_config(checkpoint()), 16, "float32")
     count = 512 * 2**20 // size
     before = psutil.Process().memory_info().rss
     engine = make_engine(checkpoint(), num_blocks=count, kernels=kernels)

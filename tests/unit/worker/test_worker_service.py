@@ -95,6 +95,12 @@ async def test_rounded_weights_are_registered_as_another_checkpoint(tmp_path: Pa
         assert told["kv_format"].startswith(told["digest"])
 
 
+async def test_a_kv_format_reaches_the_engine(tmp_path: Path) -> None:
+    async with running_worker(tmp_path, kv_format="int8") as worker:
+        assert worker.engine.config.kv_format == "int8"
+        assert worker.service.describe()["digest"] == digest(tmp_path)
+
+
 async def test_without_a_limit_the_checkpoints_own_holds(worker: Worker) -> None:
     assert worker.engine.config.max_model_len is None
     assert worker.engine.config.target_itl_ms is None

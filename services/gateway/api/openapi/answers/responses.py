@@ -97,10 +97,6 @@ class TextSettings(TypedDict):
     format: dict[str, Any]
 
 
-class InConversation(TypedDict):
-    id: str
-
-
 class Response(TypedDict):
     """With what its request said."""
 
@@ -111,7 +107,6 @@ class Response(TypedDict):
     incomplete_details: Incomplete | None
     created_at: int
     background: bool
-    conversation: InConversation | None
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: None
@@ -145,9 +140,7 @@ class InputItem(TypedDict):
     """As it was sent."""
 
     id: str
-    type: Literal[
-        "message", "function_call", "function_call_output", "reasoning", "file_search_call"
-    ]
+    type: Literal["message", "function_call", "function_call_output", "reasoning"]
     status: NotRequired[Progress]
     role: NotRequired[str]
     content: NotRequired[list[dict[str, Any]]]
@@ -158,18 +151,3 @@ class InputItem(TypedDict):
     parsed_arguments: NotRequired[Any]
     output: NotRequired[list[dict[str, Any]]]
     summary: NotRequired[list[dict[str, Any]]]
-    queries: NotRequired[list[str]]
-    results: NotRequired[list[Any] | None]
-
-
-class StoredConversation(TypedDict):
-    id: str
-    object: Literal["conversation"]
-    created_at: int
-    metadata: dict[str, str]
-
-
-class DeletedConversation(TypedDict):
-    id: str
-    object: Literal["conversation.deleted"]
-    deleted: Literal[True]

@@ -1,1 +1,0 @@
-"""Conversations that responses go on with."""
