@@ -136,7 +136,7 @@ class Question:
 
     where: Condition
     corpus: Condition  # the points whose words BM25's IDF is computed from
-    limit: int  # of each way, and of both together
+    limit: int  # of each way
     dense: np.ndarray | None = None  # float32 [dimension], of unit length
     sparse: Sparse | None = None
     weights: Weights = BOTH

@@ -51,8 +51,8 @@ def test_without_shared_words_the_meaning_decides() -> None:
 
 
 def test_the_best_of_both_are_left() -> None:
-    dense, sparse = {"a": 0.9, "b": 0.8, "c": 0.1}, {"c": 7.0, "b": 3.0}
-    assert ids(dense, sparse, question(limit=2)) == ["b", "a"]
+    dense, sparse = {"a": 0.9, "b": 0.8, "c": 0.1, "d": 0.0}, {"c": 7.0, "b": 3.0}
+    assert ids(dense, sparse, question(limit=2)) == ["b", "a", "c"]
     assert ids(dense, sparse, question(Weights(1.0, 9.0), limit=1)) == ["c"]
 
 

