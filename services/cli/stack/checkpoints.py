@@ -1,5 +1,6 @@
 """What can be told of a checkpoint before anything starts, in a second or two and without torch."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,20 +27,24 @@ def made_local(model: ModelSpec, settings: Settings, report: Callable[[str], Non
         report(f"{model.name}: asking the hub for {model.path}")
         check_local(model, locate(model, weights=False), weights=False)
     folder = locate(model)
-    check_local(model, folder, weights=True)
+    for kind, count in sorted(check_local(model, folder, weights=True).items()):
+        report(
+            f"{model.name}: {count} matrices of {kind} are widened, or rounded again where "
+            "--quantization says so: no format of the engine's holds their numbers"
+        )
     check_engines(model, folder, settings)
     if is_gguf(model.path):  # each host unfolds it for itself
         return model
     return model.model_copy(update={"path": str(folder)})
 
 
-def check_local(model: ModelSpec, folder: Path, *, weights: bool) -> None:
-    """Raises RuntimeError or OSError when no engine could read it."""
+def check_local(model: ModelSpec, folder: Path, *, weights: bool) -> Counter[str]:
+    """Of its weights what `check_weights` tells. Raises RuntimeError or OSError when no engine
+    could read it."""
     try:
         config = read_config(folder)
         _check_tokenizer(folder)
-        if weights:
-            check_weights(folder, config)
+        return check_weights(folder, config) if weights else Counter()
     except UnsupportedModel as error:
         raise RuntimeError(f"model {model.name!r}: {error}") from error
 

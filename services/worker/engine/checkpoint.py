@@ -1,5 +1,6 @@
 """A checkpoint, opened: its files and the model's tensors in them, checked by headers alone."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -80,10 +81,12 @@ def _checked(
     return found
 
 
-def check_weights(directory: str | Path, config: ModelConfig) -> None:
-    """Raises UnsupportedModel as `open_checkpoint` does."""
-    with open_checkpoint(directory, config):
-        pass
+def check_weights(directory: str | Path, config: ModelConfig) -> Counter[str]:
+    """How many matrices of few bits no format of the engine's holds, by kind: they are widened or
+    rounded again. Raises UnsupportedModel as `open_checkpoint` does."""
+    with open_checkpoint(directory, config) as found:
+        tensors = found.tensors.values()
+        return Counter(one.kind for one in tensors if one.is_quantized and not one.held)
 
 
 def _fingerprint(paths: Iterable[Path]) -> str:

@@ -12,8 +12,9 @@ import torch
 from safetensors.numpy import save_file
 
 from kernels.cpu.library import built
+from services.cli.stack.checkpoints import made_local
 from services.common.checkpoint import locate
-from services.common.config import ModelSpec
+from services.common.config import ModelSpec, Settings
 from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.model_config import UnsupportedModel
 from services.worker.engine.models.registry import read_config
@@ -168,6 +169,15 @@ def test_frequencies_that_the_file_divides_are_llama_3s(
     torch.testing.assert_close(
         logits_of(mine, monkeypatch), logits_of(folder, monkeypatch), rtol=1e-4, atol=1e-4
     )
+
+
+def test_a_start_says_what_will_be_changed(tmp_path: Path) -> None:
+    for type_, told in (("Q4_0", []), ("Q8_0", ["m: 16 matrices of Q8_0 are widened, or rounded"])):
+        made(tmp_path / type_, type_)
+        spec = ModelSpec(name="m", path=str(tmp_path / type_ / "model.gguf"))
+        said: list[str] = []
+        assert made_local(spec, Settings(), said.append).path == spec.path
+        assert [words[:46] for words in said] == told
 
 
 def test_a_file_that_became_shorter_is_told(tmp_path: Path) -> None:
