@@ -7,6 +7,7 @@
     batch_…  a batch             the same
     upload_… an upload in parts  the same
     part_…   one of its parts    the same
+    conv_…   a conversation      the same
     key_…    an API key          12 hex digits, short enough to be typed
 
 Ids come back in paths, bodies and queries, and become parts of Redis keys. A text of another shape
@@ -57,6 +58,7 @@ FILE_BATCH = IdKind("vsfb_", "batch of files in this vector store")
 REQUEST = IdKind("req_", "request")
 BATCH = IdKind("batch_", "batch")
 UPLOAD = IdKind("upload_", "upload")
+CONVERSATION = IdKind("conv_", "conversation")
 PART = IdKind("part_", "part of this upload")
 KEY = IdKind("key_", "API key", _KEY_DIGITS)
 

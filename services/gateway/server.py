@@ -35,6 +35,7 @@ from services.gateway.metering.meter import Meter
 from services.gateway.models import ModelCatalog
 from services.gateway.neighbours import Neighbours, address
 from services.gateway.parts import Gateway
+from services.gateway.runs.conversations.conversations import Conversations
 from services.gateway.runs.lasting.runs import Runs
 from services.gateway.runs.records import Records
 from services.gateway.runs.shared_records import SharedRecords
@@ -252,6 +253,7 @@ def _assemble(
         uploads=Uploads(redis, namespace, own, blobs, files),
         stores=stores,
         runs=Runs(redis, namespace, id, settings.runs),
+        conversations=Conversations(redis, namespace, settings.runs, own.max_messages, files.room),
         jobs=jobs,
         batches=Batches(redis, namespace, settings.jobs, jobs, files),
         records=Records(own.records_kept, SharedRecords(redis, namespace, own, files.room)),

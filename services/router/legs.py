@@ -16,7 +16,7 @@ from protos import common_pb2, worker_pb2
 from services.common.errors import PenstockError, unavailable
 from services.common.waiting import first_done
 from services.router.answer import Answer
-from services.router.leg import HAND_OVER, Leg, Way, WorkerLostError, opened
+from services.router.leg import HAND_OVER, Leg, Way, WorkerLostError
 from services.router.placement import Plan
 from services.router.workers import Worker
 
@@ -47,7 +47,9 @@ async def _unsplit(plan: Plan, answer: Answer, way: Way) -> None:
 
     work = _work(answer, worker_pb2.WorkRequest.UNSPLIT)
     work.alone_tokens = way.alone_tokens
-    async with opened(plan.decode, work, plan.uncached_tokens, way) as leg:
+    leg = Leg(plan.decode, work, plan.uncached_tokens, way)
+    del work  # as long as the prompt, and of no use while its tokens come
+    async with leg:
         leg.on_delta = forward
         await first_done(leg.ended, answer.done, way.recalled)
         if answer.finished:
@@ -85,8 +87,8 @@ async def _split(plan: Plan, prefill: Worker, answer: Answer, way: Way) -> None:
     compute.push_to.address = plan.decode.replica.address
     compute.push_to.host_id = plan.decode.replica.host_id
     async with (
-        opened(plan.decode, reserve, 0, way) as then,
-        opened(prefill, compute, plan.uncached_tokens, way) as first,
+        Leg(plan.decode, reserve, 0, way) as then,
+        Leg(prefill, compute, plan.uncached_tokens, way) as first,
     ):
         first.on_delta, then.on_delta = from_prefill, from_decode
         try:

@@ -63,7 +63,7 @@ class Router:
 async def generate(router: Router, call: LinkCall, journal: Journal, span: Span) -> str:
     """Admits, places, runs; goes on elsewhere when a worker is lost. Its outcome, as it is counted.
     Raises PenstockError."""
-    request = parse(call.payload)
+    request, call.payload = parse(call.payload), b""  # which it holds no longer
     if request.warm:
         await _warm(router, request, call, journal, span)
         return "warmed"  # nobody's request

@@ -1,5 +1,6 @@
 """The router's servers: links from the tokenizers, and its status."""
 
+from functools import partial
 from typing import Any
 
 import grpc
@@ -7,7 +8,7 @@ import grpc
 from protos import router_pb2, router_pb2_grpc
 from services.common.config import Settings
 from services.common.discovery import Directory
-from services.common.link import LinkCall, LinkServer
+from services.common.link import LinkServer
 from services.common.redis import Redis
 from services.common.served_models import ServedModels
 from services.common.service import Service
@@ -39,7 +40,9 @@ class RouterService(Service):
         metrics.breakers_open.set_function(self._workers.breakers_open)
         metrics.READY_WORKERS.watch(lambda: self._workers.ready_counts(self._models.names()))
         self._links = LinkServer(
-            "/penstock.v1.Router/Link", self._serve, max_requests=settings.router.max_requests
+            "/penstock.v1.Router/Link",
+            partial(pipeline.serve, self._router),
+            max_requests=settings.router.max_requests,
         )
 
     async def start(self, server: grpc.aio.Server) -> None:
@@ -74,9 +77,6 @@ class RouterService(Service):
             admitted=held,
             capacity=sum(self._workers.capacity(model) for model in models),
         )
-
-    async def _serve(self, call: LinkCall) -> None:
-        await pipeline.serve(self._router, call)
 
     def _workers_changed(self) -> None:
         self._admission.poke()

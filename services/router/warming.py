@@ -24,7 +24,7 @@ from services.router import metrics
 from services.router.block_index import BlockIndex
 from services.router.breaker import State
 from services.router.chains import chains_of
-from services.router.leg import Leg, Way, WorkerLostError, opened
+from services.router.leg import Leg, Way, WorkerLostError
 from services.router.placement import PRIOR_PREFILL_TOKENS_PER_S
 from services.router.workers import PREFILL_ROLES, Worker
 
@@ -163,7 +163,7 @@ async def _piece(
         mode=worker_pb2.WorkRequest.UNSPLIT,
     )
     work.caller.priority = common_pb2.PRIORITY_LOW
-    async with opened(worker, work, end - done, way) as leg:
+    async with Leg(worker, work, end - done, way) as leg:
         run.leg = leg
         await asyncio.wait([leg.ended])
         if run.dropped:

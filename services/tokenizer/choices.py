@@ -8,7 +8,6 @@ computed once, whatever the placement of the first was.
 import asyncio
 from collections.abc import Sequence
 
-from protos.router_pb2 import GenerateRequest
 from services.common.link import End
 from services.common.waiting import first_done
 from services.tokenizer.generation import Way, generate
@@ -22,9 +21,7 @@ def seed_of(seed: int, choice: int) -> int:
     return (seed + choice * _GOLDEN) % 2**64
 
 
-async def generate_all(
-    requests: Sequence[GenerateRequest], outputs: Sequence[Output], way: Way
-) -> End:
+async def generate_all(requests: Sequence[bytes], outputs: Sequence[Output], way: Way) -> End:
     """`generate` for each that is not finished. Returns when all are, or one cannot be, with that
     one's end. Raises as `generate`."""
     if len(outputs) == 1:
@@ -46,7 +43,7 @@ async def generate_all(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _one(request: GenerateRequest, output: Output, way: Way) -> End | None:
+async def _one(request: bytes, output: Output, way: Way) -> End | None:
     """Its end, if that is no end of the answer."""
     end = await generate(request, output, way)
     return None if output.finish else end

@@ -50,16 +50,17 @@ class Taker(Protocol):
     def push(self, delta: TokenDelta) -> TextDelta | None: ...
 
 
-async def generate(request: GenerateRequest, output: Taker, way: Way) -> End:
+async def generate(request: bytes, output: Taker, way: Way) -> End:
     """Gives the tokens to `output` and its text to the call, until it is finished or cannot be.
 
-    `request` is the prompt alone, whatever `output` holds already. Raises UNAVAILABLE when no
+    `request`: a GenerateRequest, serialized, which takes half of its memory, as long as the answer
+    lasts. It is the prompt alone, whatever `output` holds already. Raises UNAVAILABLE when no
     router appears.
     """
     losses = 0
     while True:
         rest = _rest(request, output)
-        if not rest.sampling.max_tokens:  # a router was lost just before it said so
+        if not rest:  # a router was lost just before it said so
             _forward(TokenDelta(finish=FINISH_LENGTH), output, way.call)
             return End()
         router = await way.routers.pick_least_loaded(way.patience_s)
@@ -73,7 +74,7 @@ async def generate(request: GenerateRequest, output: Taker, way: Way) -> End:
         _note(way.record, router.id, end.status.reason, len(output.token_ids))
 
 
-async def _ask(router: Peer, request: GenerateRequest, output: Taker, way: Way) -> End:
+async def _ask(router: Peer, request: bytes, output: Taker, way: Way) -> End:
     """One router's part. Nothing of it comes any more after its end."""
 
     def take(payload: bytes) -> None:
@@ -85,7 +86,7 @@ async def _ask(router: Peer, request: GenerateRequest, output: Taker, way: Way) 
             generation.stop()
 
     generation = router.link.open(
-        request.SerializeToString(),
+        request,
         deadline=way.call.deadline,
         traceparent=way.traceparent,
         on_item=take,
@@ -109,16 +110,15 @@ def _forward(delta: TokenDelta, output: Taker, call: LinkCall) -> None:
         call.send(text.SerializeToString())
 
 
-def _rest(request: GenerateRequest, output: Taker) -> GenerateRequest:
-    """The request behind the tokens that have come."""
+def _rest(request: bytes, output: Taker) -> bytes:
+    """The request behind the tokens that have come; empty where none is left to ask for."""
     if not output.token_ids:
         return request
-    rest = GenerateRequest()
-    rest.CopyFrom(request)
+    rest = GenerateRequest.FromString(request)
     rest.prompt_token_ids.extend(output.token_ids)
     rest.generated_prefix = len(output.token_ids)
     rest.sampling.max_tokens -= len(output.token_ids)
-    return rest
+    return rest.SerializeToString() if rest.sampling.max_tokens else b""
 
 
 def _was_lost(end: End) -> bool:

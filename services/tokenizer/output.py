@@ -1,6 +1,5 @@
 """One request's way out: token ids to text, up to the end or the first stop string."""
 
-import asyncio
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from protos.common_pb2 import (
 )
 from protos.tokenizer_pb2 import Echo, Resume, TextDelta, TextLogprob
 from protos.worker_pb2 import TokenDelta
+from services.common.event import Event
 from services.common.policy import RuleSpec
 from services.tokenizer.answer_policy import AnswerPolicy
 from services.tokenizer.answer_shape import Shape
@@ -77,7 +77,7 @@ class Output:
         self._keeps = keeps
         self.told: list[str] = []  # of the answer's text
         self.reasoned = False  # some of it was reasoning
-        self.begun = asyncio.Event()  # tokens have come
+        self.begun = Event()  # tokens have come
         self.finish = FINISH_NONE
 
     @property
@@ -182,6 +182,7 @@ class Output:
             self._begun = True
             if self._first is not None:
                 out.MergeFrom(self._first)
+                self._first = None
             out.plan.CopyFrom(self._prompt.plan)
             out.prompt_digest = self._prompt.digest
             out.checkpoint = self._prompt.checkpoint

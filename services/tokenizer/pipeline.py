@@ -219,7 +219,8 @@ def _words(passage: Passage) -> tuple[str, str]:
 
 def _generate_requests(
     request: PromptRequest, model: ServedModel, prompt: Prompt, choices: int
-) -> list[GenerateRequest]:
+) -> list[bytes]:
+    """Serialized: one for each choice."""
     generate = GenerateRequest(
         caller=request.caller,
         model=request.model,
@@ -243,7 +244,7 @@ def _generate_requests(
         one.sampling.seed = seed_of(request.sampling.seed, choice)
         if request.echo and request.sampling.HasField("logprobs") and not choice:
             one.sampling.prompt_logprobs = request.sampling.logprobs
-        asked.append(one)
+        asked.append(one.SerializeToString())
     return asked
 
 

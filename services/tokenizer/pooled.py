@@ -185,7 +185,7 @@ class _Work:
         way = Way(
             self._call, pipeline.routers, pipeline.router_patience_s, traceparent(self._span), shown
         )
-        end = await generate(asked, into, way)
+        end = await generate(asked.SerializeToString(), into, way)
         if into.finish:
             return
         if end.status.code:

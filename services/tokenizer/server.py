@@ -105,7 +105,7 @@ class TokenizerService(Service):
         try:
             with self.telemetry.span("tokenizer", remote_parent(call.traceparent)) as span:
                 try:
-                    request = _parse(call.payload)
+                    request, call.payload = _parse(call.payload), b""  # which it holds no longer
                     work = pool if request.HasField("pool") else run
                     if request.tokens_only:
                         work = tokens

@@ -197,7 +197,7 @@ async def test_the_only_router_is_waited_for(
         request = b.open(question())
         await until(lambda: story.told == 4)
         await b.routers[0].stop(grace_s=0)
-        assert not request._end.done()
+        assert not request.outcome.done()
         story.gate.set()
         b.routers.append(Host(router_class(story), b.settings))
         await b.routers[1].start()

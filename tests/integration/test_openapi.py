@@ -92,6 +92,8 @@ def _things(client: httpx.Client) -> dict[str, str]:
     wanted = {"input_file_id": lines, "endpoint": line["url"], "completion_window": "1h"}
     batch = client.post("/v1/batches", json=wanted).json()["id"]
     request = response["penstock"]["request_id"]
+    said = {"items": [{"role": "user", "content": "Hi"}]}
+    conversation = client.post("/v1/conversations", json=said).json()["id"]
     ids = {
         "lines": lines,
         "batch": batch,
@@ -101,6 +103,8 @@ def _things(client: httpx.Client) -> dict[str, str]:
         "response": response["id"],
         "completion": chat,
         "upload": _upload(client),
+        "conversation": conversation,
+        "item": client.get(f"/v1/conversations/{conversation}/items").json()["first_id"],
     }
     return {**ids, "model": MODEL, "request": request, "asset": "swagger-ui.css"}
 

@@ -268,7 +268,6 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("input[0].role", {"input": [{"content": "a"}]}),
     ("input[0].arguments", {"input": _NO_JSON}),
     ("reasoning.effort", {"reasoning": {"effort": "low"}}),
-    ("conversation", {"conversation": "conv_1"}),
     ("temperature", {"temperature": 3}),
     ("max_output_tokens", {"max_output_tokens": 0}),
     ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n"}}}),

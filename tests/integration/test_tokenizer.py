@@ -453,7 +453,7 @@ async def test_long_prompts_do_not_hold_the_loop(
     async with bed(tmp_path, redis_url, namespace, says("water")) as b:
         long = b.open(PromptRequest(model="tiny", text="the water of the penstock " * 80_000))
         gaps, before = [0.0], time.thread_time()
-        while not long._end.done():
+        while not long.outcome.done():
             # The loop's own CPU time between two turns: other processes do not count.
             await asyncio.sleep(0.001)
             gaps.append(time.thread_time() - before)

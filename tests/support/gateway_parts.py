@@ -107,15 +107,15 @@ class Opened:
         self.traceparent = traceparent
         self.cancelled = self.settled = False
         self._on_item = on_item
-        self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self.outcome: asyncio.Future[End] = asyncio.get_running_loop().create_future()
 
     def say(self, *deltas: Any) -> None:
         for delta in deltas:
             self._on_item(delta.SerializeToString())
 
     def finish(self, end: End | None = None) -> None:
-        if not self._end.done():
-            self._end.set_result(end or End())
+        if not self.outcome.done():
+            self.outcome.set_result(end or End())
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -124,7 +124,7 @@ class Opened:
         self.settled = True
 
     async def ended(self) -> End:
-        return await asyncio.shield(self._end)
+        return await asyncio.shield(self.outcome)
 
 
 class Tokenizers:
@@ -214,6 +214,7 @@ def gateway_parts(
         uploads=cast(Any, None),
         stores=cast(Any, Stores()),
         runs=cast(Any, None),
+        conversations=cast(Any, None),
         jobs=cast(Any, None),
         batches=cast(Any, None),
         records=Records(10),

@@ -13,6 +13,7 @@ from protos.common_pb2 import LinkDown, LinkUp, Open
 from services.common.discovery import machine_id
 from services.common.errors import PenstockError
 from services.common.link.call import UNWIND_S, LinkCall
+from services.common.link.deadlines import Deadlines
 from services.common.link.frames import (
     MAX_PENDING_BYTES,
     PROTOCOL,
@@ -152,6 +153,7 @@ class _Attachment:
         self._server = server
         self._wire: Wire = context
         self._calls: dict[int, LinkCall] = {}
+        self._deadlines = Deadlines(self._end_late)
         self._heard = False
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -254,6 +256,7 @@ class _Attachment:
     def forget(self, call: LinkCall) -> None:
         if call._timer is not None:
             call._timer.cancel()
+        self._deadlines.drop(call._id)
         del self._calls[call._id]
         self._server.running -= 1
 
@@ -270,16 +273,16 @@ class _Attachment:
         deadline = loop.time() + opened.deadline_ms / 1000
         call = self._calls[opened.id] = LinkCall(self, opened, deadline)
         server.running += 1
-        call._timer = loop.call_at(deadline, self._end_late, call)
+        self._deadlines.put(opened.id, deadline)
         call._task = loop.create_task(self._run(call))
         server.tasks.add(call._task)
         call._task.add_done_callback(partial(self._ran, call))
 
-    def _end_late(self, call: LinkCall) -> None:
+    def _end_late(self, id: int) -> None:
         stage = self._server.stage
         why = f"{stage} did not finish in time"
         late = status(grpc.StatusCode.DEADLINE_EXCEEDED, why, stage=stage, reason="deadline")
-        call._cancel(late)
+        self._calls[id]._cancel(late)
 
     def _ran(self, call: LinkCall, task: asyncio.Task[None]) -> None:
         self._server.tasks.discard(task)

@@ -9,6 +9,15 @@ from services.gateway.api.messages_schema import MAX_PARTS
 from services.gateway.api.schema import Body, missing, refuse
 from services.gateway.api.tools_schema import CallId, FunctionName
 
+PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "file_search_call": "fs",
+}
+"""How items' ids begin, by their type."""
+
 
 class Part(Body):
     """Of a message, a tool's output or of reasoning."""

@@ -47,6 +47,7 @@ class HttpServer:
         self._taken: set[asyncio.Task[None]] = set()  # and no connection yet
         self._config = uvicorn.Config(
             application,
+            interface="asgi3",
             http=cast(Any, functools.partial(Connection, self._door)),
             ws="none",
             lifespan="off",

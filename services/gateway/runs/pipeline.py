@@ -1,6 +1,7 @@
 """A generation's way through the gateway, the same for REST and gRPC."""
 
 import time
+from collections.abc import Awaitable
 
 from services.common.telemetry import traceparent
 from services.gateway import metrics
@@ -115,9 +116,9 @@ def _count_citations(answer: Answer) -> None:
     metrics.quotations.labels("unfounded").inc(len(checked.unfounded))
 
 
-async def serve(
+def serve(
     gateway: Gateway, front: Front, principal: Principal | None = None, *, watched: bool = True
-) -> None:
+) -> Awaitable[None]:
     """`generate`, recorded. `principal`: who asks, where that is known. `watched`:
     somebody waits for its first words."""
 
@@ -125,4 +126,4 @@ async def serve(
         journal.is_watched = watched
         await generate(gateway, front, principal, place, journal)
 
-    await recorded(gateway, front, work, principal)
+    return recorded(gateway, front, work, principal)

@@ -70,6 +70,9 @@ class Call:
         return "".join(self.pieces)
 
 
+_NO_USAGE, _NO_PLAN = Usage(), PromptPlan()  # yet: of all answers
+
+
 @dataclass
 class Answer:
     """A generation's outcome, filled as it comes in."""
@@ -90,9 +93,9 @@ class Answer:
     echo: Echo | None = None  # the prompt, where it is to come back
     finish: FinishReason = FINISH_NONE
     stop: str = ""  # the stop string that ended it
-    usage: Usage = field(default_factory=Usage)  # of the whole answer
-    known: Usage = field(default_factory=Usage)  # before that
-    plan: PromptPlan = field(default_factory=PromptPlan)
+    usage: Usage = field(default_factory=lambda: _NO_USAGE)  # of the whole answer
+    known: Usage = field(default_factory=lambda: _NO_USAGE)  # before that
+    plan: PromptPlan = field(default_factory=lambda: _NO_PLAN)
     arrived: float = 0.0  # the last of it, monotonic seconds; 0: nothing yet
     began: float = 0.0  # the first of it, likewise
     tokens: int = 0  # that came

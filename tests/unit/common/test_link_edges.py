@@ -153,7 +153,7 @@ async def test_late_frames_of_one_connection_hit_no_request_of_the_next() -> Non
         second = link.open(b"", deadline=soon(), on_item=items.append)
         await until(lambda: items)
         assert items == [b"right"]
-        assert not second._end.done()
+        assert not second.outcome.done()
         assert link.counters.strays == 2
 
 

@@ -42,7 +42,8 @@ class Tokenizers:
             code = grpc.StatusCode.UNAVAILABLE.value[0]
             return End(status=Status(code=code, stage="tokenizer", reason=reason))
 
-        return SimpleNamespace(ended=ended, cancel=lambda: None, settle=lambda: None)
+        outcome = asyncio.ensure_future(ended())
+        return SimpleNamespace(outcome=outcome, cancel=lambda: None, settle=lambda: None)
 
 
 def stream_from(tokenizers: Any) -> TextStream:
@@ -101,7 +102,8 @@ async def test_only_what_waits_unread_counts_as_unread(reads: bool) -> None:
 
         say.append(on_item)
         on_item(payload)
-        return SimpleNamespace(ended=ended, cancel=left.set, settle=lambda: None)
+        outcome = asyncio.ensure_future(ended())
+        return SimpleNamespace(outcome=outcome, cancel=left.set, settle=lambda: None)
 
     async def pick_least_loaded(patience_s: float) -> Any:
         return SimpleNamespace(id="tokenizer", link=SimpleNamespace(open=opened))
@@ -134,7 +136,8 @@ async def test_who_reads_slowly_gets_what_came_with_the_end_too() -> None:
 
         say.append(on_item)
         on_item(TextDelta(text="first").SerializeToString())
-        return SimpleNamespace(ended=ended, cancel=over.set, settle=lambda: None)
+        outcome = asyncio.ensure_future(ended())
+        return SimpleNamespace(outcome=outcome, cancel=over.set, settle=lambda: None)
 
     async def pick_least_loaded(patience_s: float) -> Any:
         return SimpleNamespace(id="tokenizer", link=SimpleNamespace(open=opened))

@@ -14,7 +14,8 @@ from services.common.errors import PenstockError, unavailable
 from services.common.link import End
 from services.router import legs
 from services.router.breaker import Breaker, State
-from services.router.leg import HAND_OVER, Way, WorkerLostError, opened
+from services.router.leg import HAND_OVER, Way, WorkerLostError
+from services.router.leg import Leg as RealLeg
 from services.router.pipeline import _some_workers
 
 WORKER: Any = None
@@ -104,7 +105,8 @@ async def test_what_a_legs_end_says_about_its_worker(
     async def ended() -> End:
         return End(status=status)
 
-    request = SimpleNamespace(ended=ended, stop=lambda: None, cancel=lambda: None)
+    outcome = asyncio.ensure_future(ended())
+    request = SimpleNamespace(outcome=outcome, stop=lambda: None, cancel=lambda: None)
     worker: Any = SimpleNamespace(
         breaker=Breaker(),
         link=SimpleNamespace(open=lambda *_, **__: request),
@@ -114,7 +116,7 @@ async def test_what_a_legs_end_says_about_its_worker(
     )
     recalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     way = Way(time.monotonic() + 60, "", common_pb2.Record(), 30.0, recalled)
-    async with opened(worker, worker_pb2.WorkRequest(), 0, way) as leg:
+    async with RealLeg(worker, worker_pb2.WorkRequest(), 0, way) as leg:
         await asyncio.wait([leg.ended])
         await asyncio.sleep(0)  # what is done at its end
     assert (worker.breaker.state, worker.breaker.failed_share) == (state, share)

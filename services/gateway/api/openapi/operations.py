@@ -29,7 +29,13 @@ from services.gateway.api.openapi.answers.generation import (
 from services.gateway.api.openapi.answers.messages import AnthropicError, AnthropicMessage
 from services.gateway.api.openapi.answers.moderations import Moderations
 from services.gateway.api.openapi.answers.pooled import Classes, Embeddings, Ranking, Scores
-from services.gateway.api.openapi.answers.responses import DeletedResponse, InputItem, Response
+from services.gateway.api.openapi.answers.responses import (
+    DeletedConversation,
+    DeletedResponse,
+    InputItem,
+    Response,
+    StoredConversation,
+)
 from services.gateway.api.openapi.answers.stores import (
     DeletedFile,
     DeletedStore,
@@ -56,6 +62,12 @@ from services.gateway.api.pooled_schema import (
     ScoreRequest,
 )
 from services.gateway.api.resources.batches import CreateBatch
+from services.gateway.api.resources.conversations import (
+    AddItems,
+    CreateConversation,
+    ItemQuery,
+    UpdateConversation,
+)
 from services.gateway.api.resources.file_batches import CreateFileBatch
 from services.gateway.api.resources.files import Anchor, FileList, Seconds
 from services.gateway.api.resources.pages import PageQuery, StorePage
@@ -220,6 +232,43 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "GET /v1/responses/{response}/input_items": Operation(
         _RESPONSES, "What a stored response answers", PageOf[InputItem], query=ItemsQuery
+    ),
+    "POST /v1/conversations": Operation(
+        _RESPONSES,
+        "Makes a conversation",
+        StoredConversation,
+        CreateConversation,
+        {"items": [{"role": "user", "content": "Hello"}]},
+    ),
+    "GET /v1/conversations/{conversation}": Operation(
+        _RESPONSES, "A conversation", StoredConversation
+    ),
+    "POST /v1/conversations/{conversation}": Operation(
+        _RESPONSES,
+        "Changes what is said of it",
+        StoredConversation,
+        UpdateConversation,
+        {"metadata": None},
+    ),
+    "DELETE /v1/conversations/{conversation}": Operation(
+        _RESPONSES, "Deletes a conversation; responses of it stay", DeletedConversation
+    ),
+    "GET /v1/conversations/{conversation}/items": Operation(
+        _RESPONSES, "What was said in it", PageOf[InputItem], query=ItemsQuery
+    ),
+    "POST /v1/conversations/{conversation}/items": Operation(
+        _RESPONSES,
+        "Adds to it",
+        PageOf[InputItem],
+        AddItems,
+        {"items": [{"role": "user", "content": "Hello"}]},
+        query=ItemQuery,
+    ),
+    "GET /v1/conversations/{conversation}/items/{item}": Operation(
+        _RESPONSES, "One item of it", InputItem, query=ItemQuery
+    ),
+    "DELETE /v1/conversations/{conversation}/items/{item}": Operation(
+        _RESPONSES, "Takes an item out of it", StoredConversation
     ),
     "POST /v1/embeddings": Operation(
         _NUMBERS,

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions and /v1/completions, streamed or whole."""
 
 import json
+from collections.abc import Awaitable
 
 from protos.tokenizer_pb2 import TextDelta
 from services.common.config import Settings
@@ -163,8 +164,8 @@ async def _serve(gateway: Gateway, exchange: Exchange, *, chat: bool) -> None:
         front.close()
 
 
-async def chat_completions(gateway: Gateway, exchange: Exchange) -> None:
-    await _serve(gateway, exchange, chat=True)
+def chat_completions(gateway: Gateway, exchange: Exchange) -> Awaitable[None]:
+    return _serve(gateway, exchange, chat=True)
 
 
 async def get_chat_completion(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
@@ -187,5 +188,5 @@ async def get_chat_completion(gateway: Gateway, exchange: Exchange, principal: P
         front.close()
 
 
-async def completions(gateway: Gateway, exchange: Exchange) -> None:
-    await _serve(gateway, exchange, chat=False)
+def completions(gateway: Gateway, exchange: Exchange) -> Awaitable[None]:
+    return _serve(gateway, exchange, chat=False)

@@ -2,15 +2,18 @@
 
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from protos.runs_pb2 import RunEvent, StoredCaller, StoredRun
 from protos.tokenizer_pb2 import TextDelta
 from services.common.errors import PenstockError
+from services.common.redis import RedisAway
 from services.gateway import metrics
 from services.gateway.api.as_chat import Chat, rename
+from services.gateway.api.resources.conversations import as_kept
 from services.gateway.api.responses_chat import NAMES
+from services.gateway.api.responses_items import Item
 from services.gateway.api.responses_schema import RESULTS, ResponsesRequest
 from services.gateway.api.rest.front import HttpFront
 from services.gateway.api.rest.generation import KEEP_ALIVE
@@ -23,7 +26,12 @@ from services.gateway.api.rest.responses_format import (
     response,
     status_of,
 )
-from services.gateway.api.rest.stored_responses import conversation, snapshot, stored_response
+from services.gateway.api.rest.stored_responses import (
+    input_id,
+    said_before,
+    snapshot,
+    stored_response,
+)
 from services.gateway.api.schema import bad_value, parse, read_aside
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST
@@ -36,6 +44,7 @@ from services.gateway.runs.prompt import Answer, Prompt
 
 _compact = json.JSONEncoder(separators=(",", ":")).encode
 _NOT_KEPT = "this answer could not be stored"
+_NOT_JOINED = "input and answer could not be added to the conversation"
 
 
 class ResponsesFront(HttpFront):
@@ -52,6 +61,7 @@ class ResponsesFront(HttpFront):
         self._chat: Chat | None = None
         self._prompts: list[Prompt] | None = None
         self._told: dict[str, Any] = {}
+        self._input: Sequence[Item] = ()
         self._items = self._new_items()
         self._answer: Answer | None = None
         self._deltas: list[TextDelta] = []  # to be stored when all is there
@@ -75,9 +85,9 @@ class ResponsesFront(HttpFront):
         self.digest = digest(self.route, body)
         limits = self._settings.gateway
         request = await read_aside(len(body), lambda: parse(ResponsesRequest, body, limits))
-        before, size = await conversation(
-            self._gateway, principal, place, request.previous_response_id
-        )
+        if self.key and request.conversation is not None:
+            raise bad_value("conversation", f"goes with no '{KEY}'")
+        before, size = await said_before(self._gateway, principal, place, request)
         self._chat = await read_aside(len(body) + size, lambda: request.chat(before, limits))
         prompt = self._chat.request.prompt(self._settings.retrieval.top_k)
         prompt.request.chat.whole = request.truncation != "auto"
@@ -90,7 +100,7 @@ class ResponsesFront(HttpFront):
             "results": RESULTS in (request.include or ()),
         }
         self._items = self._new_items()
-        self._tenant = place.tenant
+        self._tenant, self._input = place.tenant, request.input
         if self._last_event is not None:
             if not (self.key and self.stream):
                 raise bad_value(LAST, f"only of a stream that was asked for with '{KEY}'")
@@ -165,6 +175,8 @@ class ResponsesFront(HttpFront):
         events = self._items.close(answer, status)
         if not self.lasts and self._told["response"]["store"]:
             await self._keep(answer, cost)
+        if (conversation := self._told["response"].get("conversation")) is not None:
+            await self._join(conversation["id"], answer)
         ended = response(
             self.request_id, self._told["response"], status, self._items, answer, cost=cost
         )
@@ -218,6 +230,20 @@ class ResponsesFront(HttpFront):
             self._told["response"]["store"] = False
             answer.warnings.append(_NOT_KEPT)
 
+    async def _join(self, conversation: str, answer: Answer) -> None:
+        """Input and output become a part of it, before the client hears of the end."""
+        items = [
+            as_kept(item, input_id(item.type, self.request_id, index))
+            for index, item in enumerate(self._input)
+        ]
+        try:
+            output = [dict(item) for item in self._items.output]
+            await self._gateway.conversations.add(self._tenant, conversation, [*items, *output])
+        except RedisAway:
+            answer.warnings.append(_NOT_JOINED)
+        except PenstockError as error:  # it was deleted meanwhile, or has no room
+            answer.warnings.append(f"{_NOT_JOINED}: {error.message}")
+
     def _opening(self) -> bytes:
         if self._opened:
             return b""
@@ -260,6 +286,7 @@ def _echo(request: ResponsesRequest) -> dict[str, Any]:
     told = request.model_dump(exclude_none=True, by_alias=True)
     defaults: dict[str, Any] = {
         "background": False,
+        "conversation": None,
         "instructions": None,
         "max_output_tokens": None,
         "max_tool_calls": None,

@@ -1,6 +1,6 @@
 """The HTTP interface: every path, its methods, and who answers them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -13,7 +13,14 @@ from services.common.errors import PenstockError
 from services.common.redis import RedisAway
 from services.gateway.api.openapi.operations import OPERATIONS
 from services.gateway.api.openapi.page import get_asset, get_document, get_page
-from services.gateway.api.rest import batches, files, responses, uploads, vector_stores
+from services.gateway.api.rest import (
+    batches,
+    conversations,
+    files,
+    responses,
+    uploads,
+    vector_stores,
+)
 from services.gateway.api.rest.anthropic_format import error_body as anthropics_error
 from services.gateway.api.rest.generation import (
     chat_completions,
@@ -42,15 +49,29 @@ Plain = Callable[[Gateway, Exchange], Awaitable[None]]
 Signed = Callable[[Gateway, Exchange, Principal], Awaitable[None]]
 
 
+class _Router(Router):
+    """Starlette's. A path without parameters goes to its endpoint at once: each answer would be
+    within three coroutines of the router as long as it takes."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], otherwise: ASGIApp) -> None:
+        routes = [Route(endpoint.route, endpoint) for endpoint in endpoints]
+        super().__init__(routes, default=otherwise, redirect_slashes=False)
+        self._named = {one.route: one for one in endpoints if "{" not in one.route}
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        endpoint = self._named.get(scope["path"]) if scope["type"] == "http" else None
+        return (endpoint or super().__call__)(scope, receive, send)
+
+
 def application(gateway: Gateway) -> ASGIApp:
     """The ASGI application."""
 
     def plain(handler: Plain) -> Handler:
         """Needs no API key, or asks for it by itself: a generation does, inside its trace."""
 
-        async def run(exchange: Exchange) -> None:
+        def run(exchange: Exchange) -> Awaitable[None]:
             refuse_undescribed(exchange)
-            await handler(gateway, exchange)
+            return handler(gateway, exchange)
 
         return run
 
@@ -83,6 +104,20 @@ def application(gateway: Gateway) -> ASGIApp:
         },
         "/v1/responses/{response}/cancel": {"POST": signed(responses.cancel_response)},
         "/v1/responses/{response}/input_items": {"GET": signed(responses.list_input_items)},
+        "/v1/conversations": {"POST": signed(conversations.create_conversation)},
+        "/v1/conversations/{conversation}": {
+            "GET": signed(conversations.get_conversation),
+            "POST": signed(conversations.update_conversation),
+            "DELETE": signed(conversations.delete_conversation),
+        },
+        "/v1/conversations/{conversation}/items": {
+            "GET": signed(conversations.list_items),
+            "POST": signed(conversations.add_items),
+        },
+        "/v1/conversations/{conversation}/items/{item}": {
+            "GET": signed(conversations.get_item),
+            "DELETE": signed(conversations.delete_item),
+        },
         "/v1/messages": {"POST": plain(create_message)},
         "/v1/messages/count_tokens": {"POST": plain(count_tokens)},
         "/tokenize": {"POST": plain(tokenize)},
@@ -158,9 +193,8 @@ def application(gateway: Gateway) -> ASGIApp:
     if undescribed := endpoints ^ OPERATIONS.keys():
         told = ", ".join(undescribed)
         raise RuntimeError(f"openapi/operations.py describes something else than these: {told}")
-    routes = [
-        Route(path, Endpoint(path, methods, own, told_as=_told_as(path)))
-        for path, methods in table.items()
+    of_paths = [
+        Endpoint(path, methods, own, told_as=_told_as(path)) for path, methods in table.items()
     ]
 
     async def otherwise(scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,7 +203,7 @@ def application(gateway: Gateway) -> ASGIApp:
             unknown = Endpoint("unknown", {}, own, plain(no_such_path), told_as)
             await unknown(scope, receive, send)
 
-    router = Router(routes, default=otherwise, redirect_slashes=False)
+    router = _Router(of_paths, otherwise)
     if not own.cors_origins:
         return router
     return CORSMiddleware(

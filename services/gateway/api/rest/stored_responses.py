@@ -10,7 +10,9 @@ import orjson
 
 from protos.runs_pb2 import StoredRun
 from services.common.errors import PenstockError, invalid
-from services.gateway.api.responses_items import Item
+from services.common.redis import RedisAway
+from services.gateway.api.responses_items import PREFIXES, Item
+from services.gateway.api.responses_schema import ResponseInput
 from services.gateway.api.rest.responses_format import (
     PREFIX,
     Items,
@@ -23,17 +25,11 @@ from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
+from services.gateway.runs.lasting.failures import away
 from services.gateway.runs.lasting.stored import answer_of, cost_of, error_of
 from services.gateway.runs.prompt import Answer
 
 ROUTE = "/v1/responses"
-_PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "reasoning": "rs",
-    "file_search_call": "fs",
-}
 
 
 def run_of(id: str) -> str:
@@ -84,12 +80,41 @@ async def snapshot(
 def input_items(stored: StoredRun, told: dict[str, Any]) -> list[dict[str, Any]]:
     """Of this response's own request, first to last."""
     return [
-        {"id": item_id(_PREFIXES[item["type"]] + "_in", stored.request_id, index), **item}
+        {"id": input_id(item["type"], stored.request_id, index), **item}
         for index, item in enumerate(told["input"])
     ]
 
 
-async def conversation(
+def input_id(kind: str, request_id: str, index: int) -> str:
+    return item_id(PREFIXES[kind] + "_in", request_id, index)
+
+
+async def said_before(
+    gateway: Gateway, principal: Principal, place: Place, request: ResponseInput
+) -> tuple[Sequence[Item], int]:
+    """What the request goes on with, and its bytes, which `place` holds: no more than a body may
+    have. Raises INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for what has no room."""
+    if request.conversation is None:
+        return await _followed(gateway, principal, place, request.previous_response_id)
+    id, most = request.conversation.id, gateway.settings.gateway.body_limit_bytes
+    try:
+        stored = await gateway.conversations.items(principal.tenant, id, "conversation")
+    except RedisAway:
+        raise away() from None
+    size = sum(map(len, stored))
+    place.hold(size)
+    if size > most:
+        why = f"it has more than {most} bytes: delete items of it, or begin another"
+        raise invalid(
+            f"Invalid 'conversation': {why}.",
+            "conversation",
+            reason="body_too_large",
+            stage="gateway",
+        )
+    return await read_aside(size, lambda: _items([orjson.loads(one) for one in stored])), size
+
+
+async def _followed(
     gateway: Gateway, principal: Principal, place: Place, previous: str | None
 ) -> tuple[Sequence[Item], int]:
     """All items of the responses that this one follows, first to last, and their bytes, which
@@ -103,6 +128,9 @@ async def conversation(
             if error.reason != "not_found":
                 raise
             raise _refused(previous, "previous_response_not_found", "not found") from None
+        if told["response"].get("conversation") is not None:
+            why = "is of a conversation, which 'conversation' goes on with"
+            raise _refused(previous, "invalid_value", why)
         whole = await snapshot(gateway, principal, stored, told)
         if whole["status"] not in ("completed", "incomplete"):
             raise _refused(previous, "invalid_value", f"is {whole['status']}")

@@ -1,0 +1,81 @@
+"""Conversations and their items."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import orjson
+from pydantic import Field
+
+from services.gateway.api.resources.pages import PageQuery, page
+from services.gateway.api.responses_items import PREFIXES, Item
+from services.gateway.api.responses_schema import Include
+from services.gateway.api.schema import Body, Metadata, read_aside
+from services.gateway.parts import Gateway
+
+MAX_ADDED = 20  # items in one call, as OpenAI's
+_IDLE = ("parsed", "parsed_arguments")  # OpenAI's client's own
+
+_Items = Annotated[list[Item], Field(max_length=MAX_ADDED)]
+
+
+class CreateConversation(Body):
+    items: _Items | None = None
+    metadata: Metadata | None = None
+
+
+class UpdateConversation(Body):
+    metadata: Metadata | None
+
+
+class AddItems(Body):
+    items: Annotated[list[Item], Field(min_length=1, max_length=MAX_ADDED)]
+
+
+class ItemQuery(Body):
+    include: Include | None = Field(None, description="no effect: what is kept is told")
+
+
+async def create_conversation(
+    gateway: Gateway, tenant: str, body: CreateConversation
+) -> dict[str, Any]:
+    items = [as_kept(item) for item in body.items or ()]
+    return (await gateway.conversations.create(tenant, body.metadata or {}, items)).as_json()
+
+
+async def add_items(gateway: Gateway, tenant: str, id: str, body: AddItems) -> dict[str, Any]:
+    items = [as_kept(item) for item in body.items]
+    await gateway.conversations.add(tenant, id, items)
+    return _listed(items, PageQuery(limit=MAX_ADDED, order="asc"))
+
+
+async def list_items(gateway: Gateway, tenant: str, id: str, query: PageQuery) -> dict[str, Any]:
+    stored = await gateway.conversations.items(tenant, id)
+    size = sum(map(len, stored))
+    return _listed(await read_aside(size, lambda: [orjson.loads(one) for one in stored]), query)
+
+
+async def delete_conversation(gateway: Gateway, tenant: str, id: str) -> dict[str, Any]:
+    await gateway.conversations.delete(tenant, id)
+    return {"id": id, "object": "conversation.deleted", "deleted": True}
+
+
+def _listed(items: Sequence[dict[str, Any]], query: PageQuery) -> dict[str, Any]:
+    order = {item["id"]: number for number, item in enumerate(items)}
+    return page(items, query, key=lambda item: order[item["id"]])
+
+
+def as_kept(item: Item, id: str = "") -> dict[str, Any]:
+    """With all that OpenAI's client expects of an item; `id`: a new one if none is given."""
+    told = item.model_dump(exclude_none=True, exclude={"id", *_IDLE})
+    told = {"id": id or f"{PREFIXES[item.type]}_{secrets.token_hex(16)}", **told}
+    told.setdefault("status", "completed")
+    for part in (*told.get("content", ()), *told.get("output", ())):
+        part.pop("parsed", None)
+        if part["type"] == "output_text":
+            part.setdefault("annotations", [])
+    if item.type == "reasoning":
+        told.setdefault("summary", [])
+    if item.type == "file_search_call":
+        told.setdefault("queries", [])
+    return told

@@ -1,0 +1,117 @@
+-- Conversations: a record and its items. One call is one atomic step.
+--
+-- Keys, all below KEYS[1] (one hash slot). Ids have no colon, so that no tenant's name can make
+-- another's key:
+--   :all:<tenant>           zset    conversation -> when it was last used, s
+--   :sizes:<tenant>         hash    conversation -> bytes of its record and items
+--   :bytes:<tenant>         string  their sum
+--   :of:<tenant>:<id>       string  its record (JSON)
+--   :items:<tenant>:<id>    hash    item -> JSON
+--   :order:<tenant>:<id>    zset    item -> its place, from 1 on
+--
+-- ARGV: op, kept (s), most (conversations of a tenant), room (their bytes), tenant, conversation, then
+--   create   record, (item, JSON)*            -> ok | many | bytes
+--   change   before, after                    -> ok | gone | changed | bytes
+--   add      most (items), (item, JSON)*      -> ok | gone | items | bytes
+--   drop     item                             -> whether it was there
+--   delete                                    -> whether it was there
+
+local root, op = KEYS[1], ARGV[1]
+local kept, most, room = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local tenant, id = ARGV[5], ARGV[6]
+local call = redis.call
+local now = tonumber(call('TIME')[1])
+
+local function key(part, of) return table.concat({root, part, tenant, of}, ':') end
+
+local ALL, SIZES, BYTES = key('all'), key('sizes'), key('bytes')
+local OF, ITEMS, ORDER = key('of', id), key('items', id), key('order', id)
+
+local function forget(conversation)
+  local size = tonumber(call('HGET', SIZES, conversation) or 0)
+  if size > 0 then call('DECRBY', BYTES, size) end
+  call('HDEL', SIZES, conversation)
+  call('ZREM', ALL, conversation)
+  call('DEL', key('items', conversation), key('order', conversation))
+  return call('DEL', key('of', conversation))
+end
+
+-- Those whose time is over are in nobody's account.
+local function tidy()
+  for _, old in ipairs(call('ZRANGEBYSCORE', ALL, '-inf', now - kept, 'LIMIT', 0, 100)) do
+    forget(old)
+  end
+end
+
+local function fits(bytes)
+  return bytes <= 0 or tonumber(call('GET', BYTES) or 0) + bytes <= room
+end
+
+local function grow(bytes)
+  call('HINCRBY', SIZES, id, bytes)
+  call('INCRBY', BYTES, bytes)
+  call('ZADD', ALL, now, id)
+  for _, one in ipairs({OF, ITEMS, ORDER, ALL, SIZES, BYTES}) do call('EXPIRE', one, kept) end
+end
+
+local function size_of(items)
+  local bytes = 0
+  for n = 1, #items, 2 do bytes = bytes + #items[n] + #items[n + 1] end
+  return bytes
+end
+
+local function append(items)
+  local last = call('ZREVRANGE', ORDER, 0, 0, 'WITHSCORES')[2] or 0
+  for n = 1, #items, 2 do
+    call('HSET', ITEMS, items[n], items[n + 1])
+    call('ZADD', ORDER, last + (n + 1) / 2, items[n])
+  end
+end
+
+local ops = {}
+
+function ops.create(record, ...)
+  tidy()
+  local items = {...}
+  local bytes = #record + size_of(items)
+  if call('ZCARD', ALL) >= most then return 'many' end
+  if not fits(bytes) then return 'bytes' end
+  call('SET', OF, record)
+  append(items)
+  grow(bytes)
+  return 'ok'
+end
+
+function ops.change(before, after)
+  local stored = call('GET', OF)
+  if not stored then return 'gone' end
+  if stored ~= before then return 'changed' end
+  if not fits(#after - #before) then return 'bytes' end
+  call('SET', OF, after)
+  grow(#after - #before)
+  return 'ok'
+end
+
+function ops.add(items_at_most, ...)
+  tidy()
+  local items = {...}
+  if call('EXISTS', OF) == 0 then return 'gone' end
+  if call('HLEN', ITEMS) + #items / 2 > tonumber(items_at_most) then return 'items' end
+  if not fits(size_of(items)) then return 'bytes' end
+  append(items)
+  grow(size_of(items))
+  return 'ok'
+end
+
+function ops.drop(item)
+  local stored = call('HGET', ITEMS, item)
+  if not stored then return 0 end
+  call('HDEL', ITEMS, item)
+  call('ZREM', ORDER, item)
+  grow(-(#item + #stored))
+  return 1
+end
+
+function ops.delete() return forget(id) end
+
+return ops[op](unpack(ARGV, 7))
