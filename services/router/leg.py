@@ -105,10 +105,11 @@ class Leg:
         await asyncio.wait([self.ended], timeout=SETTLE_S)
 
     def stop(self) -> None:
-        """Asks it to end, now. Does nothing when it has ended."""
+        """Asks it to end, now."""
         self.worker.answered(self._sent)
-        self._attempt.left()
-        self._request.stop()
+        if not self.ended.done():  # else its end is judged, in this turn or the next
+            self._attempt.left()
+            self._request.stop()
 
     async def __aenter__(self) -> "Leg":
         return self
