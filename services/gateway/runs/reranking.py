@@ -101,6 +101,8 @@ class Reranking:
         except TimeoutError:
             return "timeout", "late"
         except PenstockError as error:
+            if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:  # as a service says it, just before
+                return "timeout", "late"
             return error.reason or error.code.name.lower(), "failed"
         for pair, score in zip(pairs, scores, strict=True):
             pair.passage.score = score

@@ -132,6 +132,7 @@ async def test_as_many_are_ranked_as_are_asked_for(parts):
     [
         (ends(CODE.UNAVAILABLE), "odd", "failed"),
         (lambda opened: None, "timeout", "late"),
+        (ends(CODE.DEADLINE_EXCEEDED), "timeout", "late"),  # which a service tells a moment before
         (scores(0.5), "internal", "failed"),  # of one of three
         (scores(0.5, float("nan"), 1), "no_numbers", "failed"),
     ],
