@@ -97,3 +97,15 @@ async def test_one_whose_time_is_over_is_in_nobodys_account(bed: Bed) -> None:
     assert await bed.refused(bed.conversations.find("t", old.id)) == "not_found"
     await bed.conversations.create("t", {}, [item("a", "x" * 700)])
     assert await bed.redis.zcard(f"{bed.root}:all:t") == 1
+
+
+async def test_as_many_items_come_at_once_as_there_may_be(bed: Bed, namespace: str) -> None:
+    """More than a script of Redis can give a function as its arguments."""
+    most = 10_000
+    settings = RunsSettings()
+    own = Conversations(bed.redis, namespace, settings, most, bed.room)
+    made = await own.create("t", {}, [])
+    items = [item(str(n)) for n in range(most)]
+    await own.add("t", made.id, items)
+    assert len(await own.items("t", made.id)) == most
+    assert await bed.refused(own.add("t", made.id, [item("more")])) == "too_many_items"

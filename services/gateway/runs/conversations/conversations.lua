@@ -54,30 +54,33 @@ local function grow(bytes)
   for _, one in ipairs({OF, ITEMS, ORDER, ALL, SIZES, BYTES}) do call('EXPIRE', one, kept) end
 end
 
-local function size_of(items)
+-- Items are read from ARGV, where they are last: a function takes some 8,000 arguments at most.
+local FIRST = 8
+
+local function size_of_items()
   local bytes = 0
-  for n = 1, #items, 2 do bytes = bytes + #items[n] + #items[n + 1] end
+  for n = FIRST, #ARGV do bytes = bytes + #ARGV[n] end
   return bytes
 end
 
-local function append(items)
-  local last = call('ZREVRANGE', ORDER, 0, 0, 'WITHSCORES')[2] or 0
-  for n = 1, #items, 2 do
-    call('HSET', ITEMS, items[n], items[n + 1])
-    call('ZADD', ORDER, last + (n + 1) / 2, items[n])
+local function append_items()
+  local place = call('ZREVRANGE', ORDER, 0, 0, 'WITHSCORES')[2] or 0
+  for n = FIRST, #ARGV, 2 do
+    place = place + 1
+    call('HSET', ITEMS, ARGV[n], ARGV[n + 1])
+    call('ZADD', ORDER, place, ARGV[n])
   end
 end
 
 local ops = {}
 
-function ops.create(record, ...)
+function ops.create(record)
   tidy()
-  local items = {...}
-  local bytes = #record + size_of(items)
+  local bytes = #record + size_of_items()
   if call('ZCARD', ALL) >= most then return 'many' end
   if not fits(bytes) then return 'bytes' end
   call('SET', OF, record)
-  append(items)
+  append_items()
   grow(bytes)
   return 'ok'
 end
@@ -92,14 +95,14 @@ function ops.change(before, after)
   return 'ok'
 end
 
-function ops.add(items_at_most, ...)
+function ops.add(items_at_most)
   tidy()
-  local items = {...}
+  local bytes, items = size_of_items(), (#ARGV - FIRST + 1) / 2
   if call('EXISTS', OF) == 0 then return 'gone' end
-  if call('HLEN', ITEMS) + #items / 2 > tonumber(items_at_most) then return 'items' end
-  if not fits(size_of(items)) then return 'bytes' end
-  append(items)
-  grow(size_of(items))
+  if call('HLEN', ITEMS) + items > tonumber(items_at_most) then return 'items' end
+  if not fits(bytes) then return 'bytes' end
+  append_items()
+  grow(bytes)
   return 'ok'
 end
 
@@ -114,4 +117,4 @@ end
 
 function ops.delete() return forget(id) end
 
-return ops[op](unpack(ARGV, 7))
+return ops[op](ARGV[7], ARGV[8])
