@@ -52,5 +52,7 @@ async def _one(request: bytes, output: Output, way: Way) -> End | None:
 async def _begun(output: Output, running: asyncio.Task[End | None]) -> None:
     """Or at its end."""
     begun = asyncio.create_task(output.begun.wait())
-    await first_done(running, begun)
-    begun.cancel()
+    try:
+        await first_done(running, begun)
+    finally:
+        begun.cancel()
