@@ -2,6 +2,7 @@
 make of them."""
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -197,6 +198,19 @@ async def test_what_does_not_go_together_is_named(talk: Talk) -> None:
     assert (await refusal(own.items.create(talk.id, items=[])))[:2] == (400, "items")
     bad: Any = [{"type": "message", "content": "x"}]
     assert (await refusal(own.items.create(talk.id, items=bad)))[:2] == (400, "items[0].role")
+
+
+@pytest.mark.parametrize("number", [10**30, -(10**30), float("inf")])
+async def test_numbers_that_no_json_has_are_named(talk: Talk, number: float) -> None:
+    """Of what a search found earlier, which is kept and told again as it was sent."""
+    items: Any = [{"type": "file_search_call", "queries": [], "results": [{"score": number}]}]
+    told = json.dumps({"items": items}).replace("Infinity", "1e999").encode()
+    for path in (f"/conversations/{talk.id}/items", "/conversations"):
+        asked = talk.client.post(path, content=told, cast_to=object)
+        assert (await refusal(asked))[:2] == (400, "items[0].results")
+    told = json.dumps({"model": MODEL, "input": items}).replace("Infinity", "1e999").encode()
+    asked = talk.client.post("/responses", content=told, cast_to=object)
+    assert (await refusal(asked))[:2] == (400, "input[0].results")
 
 
 async def test_another_tenants_is_none(talk: Talk, rig: Rig) -> None:

@@ -17,6 +17,8 @@ _MOST_BYTES = 64 * 2**20
 """Of a header: a vocabulary of a quarter of a million tokens takes some 12 MB."""
 _MOST_TENSORS, _MOST_KEYS, _MOST_STRINGS = 100_000, 10_000, 2**21
 _MOST_DIMENSIONS = 4
+_MOST_WORDS = 500
+"""Characters of a refusal."""
 _ALIGNMENT = "general.alignment"
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
@@ -51,6 +53,11 @@ class TensorAt:
     offset: int
     """In the file."""
 
+    @property
+    def bytes(self) -> int:
+        _, weights, size = BLOCKS[self.type]
+        return prod(self.shape) // weights * size
+
 
 @dataclass(frozen=True, slots=True)
 class Header:
@@ -59,8 +66,15 @@ class Header:
     """Numbers, texts, and of many either a numpy array or a list."""
     tensors: dict[str, TensorAt]
 
+    def one(self, key: str, usual: Any = None) -> Any:
+        """A key's value, which is not many. Raises UnsupportedGguf."""
+        value = self.metadata.get(key, usual)
+        if isinstance(value, list | np.ndarray):
+            raise self.refusal(f"key {key} has {len(value)} items, not one")
+        return value
+
     def refusal(self, words: str) -> UnsupportedGguf:
-        return UnsupportedGguf(f"{self.path}: {words}")
+        return _refusal(self.path, words)
 
 
 def read_header(path: Path) -> Header:
@@ -99,11 +113,9 @@ class _Reader:
                 raise self._refusal(f"tensor {name!r} is there twice")
             entries[name] = self._entry(name)
         start = self._start(metadata)
-        return Header(
-            self._path,
-            metadata,
-            {name: self._place(name, start, *e) for name, e in entries.items()},
-        )
+        places = {name: self._place(name, start, *entry) for name, entry in entries.items()}
+        self._check_apart(places)
+        return Header(self._path, metadata, places)
 
     def _entry(self, name: str) -> tuple[str, tuple[int, ...], int]:
         """Type, shape and offset."""
@@ -118,15 +130,22 @@ class _Reader:
         return _NAMES[number], shape, self._number("<Q")
 
     def _place(self, name: str, start: int, type: str, shape: tuple[int, ...], at: int) -> TensorAt:
-        _, weights, size = BLOCKS[type]
-        if 0 in shape or shape[-1] % weights:
+        if 0 in shape or shape[-1] % BLOCKS[type][1]:
             raise self._refusal(f"tensor {name!r} of {list(shape)} is no whole blocks of {type}")
-        end = start + at + prod(shape) // weights * size
-        if end > self._size:
+        found = TensorAt(type, shape, start + at)
+        if (end := found.offset + found.bytes) > self._size:
             raise self._refusal(
                 f"tensor {name!r} ends at byte {end}, the file at {self._size}: cut short?"
             )
-        return TensorAt(type, shape, start + at)
+        return found
+
+    def _check_apart(self, places: dict[str, TensorAt]) -> None:
+        """A file whose tensors share bytes would be a model of any size."""
+        end = 0
+        for name, at in sorted(places.items(), key=lambda place: place[1].offset):
+            if at.offset < end:
+                raise self._refusal(f"tensor {name!r} lies in another one")
+            end = at.offset + at.bytes
 
     def _start(self, metadata: dict[str, Any]) -> int:
         """Of the data."""
@@ -172,4 +191,9 @@ class _Reader:
         return found
 
     def _refusal(self, words: str) -> UnsupportedGguf:
-        return UnsupportedGguf(f"{self._path}: {words}")
+        return _refusal(self._path, words)
+
+
+def _refusal(path: Path, words: str) -> UnsupportedGguf:
+    """What a file says of itself may be as long as the file."""
+    return UnsupportedGguf(f"{path}: {words[:_MOST_WORDS]}")

@@ -22,19 +22,20 @@ _ENDS = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "
 
 def config_of(header: Header) -> dict[str, Any]:
     """config.json's fields. Raises UnsupportedGguf, and OSError."""
-    metadata = header.metadata
-    name = metadata.get("general.architecture")
+    name = header.one("general.architecture")
     if name not in ARCHITECTURES:
         raise header.refusal(
             f"general.architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
         )
-    if metadata.get("split.count", 1) not in (0, 1):
+    if header.one("split.count", 1) not in (0, 1):
         raise header.refusal("it is one of several files: join them (llama-gguf-split --merge)")
-    if metadata.get(f"{name}.expert_count", 0):
+    if header.one(f"{name}.expert_count", 0):
         raise header.refusal(f"{name}.expert_count: mixtures of experts are not supported")
     fields = _Fields(header, name)
     heads, hidden = fields.number("attention.head_count"), fields.number("embedding_length")
     head_dim = fields.number("attention.key_length", hidden // max(1, heads))
+    if not head_dim > 0:
+        raise header.refusal(f"{name}.attention.head_count {heads}: heads have {head_dim} features")
     if fields.number("attention.value_length", head_dim) != head_dim:
         raise header.refusal(f"{name}.attention.value_length is not that of keys")
     config = {
@@ -63,12 +64,11 @@ def config_of(header: Header) -> dict[str, Any]:
 
 
 def generation_config_of(header: Header) -> dict[str, Any]:
-    metadata = header.metadata
-    ends = {metadata.get(f"tokenizer.ggml.{which}_token_id") for which in ("eos", "eot", "eom")}
+    ends = {header.one(f"tokenizer.ggml.{which}_token_id") for which in ("eos", "eot", "eom")}
     tokens, types = tokens_of(header), token_types_of(header)
     ends |= {i for i, token in enumerate(tokens) if types[i] == CONTROL and token in _ENDS}
     found: dict[str, Any] = {"eos_token_id": sorted(id for id in ends if type(id) is int)}
-    if type(bos := metadata.get("tokenizer.ggml.bos_token_id")) is int:
+    if type(bos := header.one("tokenizer.ggml.bos_token_id")) is int:
         found["bos_token_id"] = bos
     return found
 
@@ -100,7 +100,7 @@ class _Fields:
         self._header, self._architecture = header, architecture
 
     def get(self, name: str) -> Any:
-        return self._header.metadata.get(f"{self._architecture}.{name}")
+        return self._header.one(f"{self._architecture}.{name}")
 
     def number(self, name: str, usual: float | None = None) -> Any:
         value = self.get(name)

@@ -30,12 +30,15 @@ def unfolded(path: Path) -> Path:
     path = path.resolve()
     place = _cache()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = place / f"{path.stem[:80]}-{_key(path)}"
+    key = _key(path)
+    folder = place / f"{path.stem[:80]}-{key}"
     if folder.is_dir():
         return folder
     making = Path(tempfile.mkdtemp(prefix=".making-", dir=place))
     try:
         _write(path, making)
+        if _key(path) != key:
+            raise UnsupportedGguf(f"{path}: it was changed while it was read")
         try:
             making.rename(folder)
         except OSError:

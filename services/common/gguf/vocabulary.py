@@ -19,7 +19,7 @@ from tokenizers import (
     processors,
 )
 
-from services.common.gguf.header import Header
+from services.common.gguf.header import Header, UnsupportedGguf
 from services.common.gguf.hub_config import CONTROL, token_types_of, tokens_of
 
 _USER_DEFINED, _UNUSED = 4, 5
@@ -31,18 +31,31 @@ _PATTERNS = {"llama-bpe": _WORDS % "{1,3}", "qwen2": _WORDS % ""}
 _KNOWN = ("gpt-2", "smollm", *_PATTERNS)
 _MOST_CHARACTERS = 256
 """Of a token that merges make: each way of cutting it in two is looked up."""
+_MOST_MERGES = 2**20
+"""Of SentencePiece: Gemma's quarter of a million tokens make some 600,000, and could 60 times."""
+_MOST_ADDED = 2**20
+"""Characters of all tokens that are found in a text before it is cut: some 90 bytes for each."""
 _SPACE = "▁"
 
 
 def tokenizer_of(header: Header) -> Tokenizer:
     """Raises UnsupportedGguf."""
-    kind = header.metadata.get("tokenizer.ggml.model")
+    kind = header.one("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise header.refusal(_refused(f"tokenizer.ggml.model {kind!r}"))
     try:
         tokenizer = _byte_level(header) if kind == "gpt2" else _sentence_pieces(header)
-    except (TypeError, OverflowError) as error:
+        _add_tokens(header, tokenizer)
+        _around(header, tokenizer)
+    except UnsupportedGguf:
+        raise
+    except Exception as error:  # the library raises no narrower kind
         raise header.refusal(f"its vocabulary: {error}") from error
+    return tokenizer
+
+
+def _add_tokens(header: Header, tokenizer: Tokenizer) -> None:
+    """Those that are found in a text before it is cut."""
     tokens = tokens_of(header)
     for type_, special in ((CONTROL, True), (_USER_DEFINED, False)):
         added = [
@@ -50,9 +63,9 @@ def tokenizer_of(header: Header) -> Tokenizer:
             for token, its in zip(tokens, token_types_of(header), strict=True)
             if its == type_ and token
         ]
+        if sum(len(token.content) for token in added) > _MOST_ADDED:
+            raise header.refusal(f"tokens of type {type_} have more than {_MOST_ADDED} characters")
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
-    _around(header, tokenizer)
-    return tokenizer
 
 
 def tokenizer_config_of(header: Header) -> dict[str, Any]:
@@ -82,7 +95,7 @@ def check_agrees(header: Header, tokenizer: Tokenizer) -> None:
 
 
 def _byte_level(header: Header) -> Tokenizer:
-    pre = header.metadata.get("tokenizer.ggml.pre")
+    pre = header.one("tokenizer.ggml.pre")
     if pre not in _KNOWN:
         raise header.refusal(_refused(f"tokenizer.ggml.pre {pre!r}"))
     vocabulary, merges = _vocabulary(header), []
@@ -147,6 +160,8 @@ def _merges(
         pairs = [pair for pair in cuts if pair[0] in vocabulary and pair[1] in vocabulary]
         pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
         found += [(-scores[id], len(left), len(right), left, right) for left, right in pairs]
+        if len(found) > _MOST_MERGES:
+            raise header.refusal(f"its tokens make more than {_MOST_MERGES} merges")
     found.sort(key=lambda merge: merge[:3])
     return [merge[3:] for merge in found]
 
@@ -194,7 +209,7 @@ def _token(header: Header, which: str) -> str | None:
 
 
 def _flag(header: Header, name: str, usual: bool) -> bool:
-    value = header.metadata.get(f"tokenizer.ggml.{name}", usual)
+    value = header.one(f"tokenizer.ggml.{name}", usual)
     if not isinstance(value, bool):
         raise header.refusal(f"tokenizer.ggml.{name} {value!r} is neither true nor false")
     return value

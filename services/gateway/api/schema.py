@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import jiter
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -45,6 +46,7 @@ _REASONS = {
     UNSUPPORTED: UNSUPPORTED,
 }
 _LARGE_BODY = 64 * 1024  # parsing takes about 0.1 ms up to here
+_MIN, _MAX = -(2**63), 2**64 - 1
 MAX_DEPTH = 100  # of JSON that others read: each level is a call in some of them
 _METADATA_MAX = 16  # entries
 _TWICE = re.compile(r'Detected duplicate key "(.*)" at (line \d+ column \d+)', re.DOTALL)  # jiter's
@@ -140,6 +142,19 @@ def too_deep(value: Any) -> bool:
     for _ in range(MAX_DEPTH):
         level = [inner for one in level for inner in _held_by(one)]
     return any(isinstance(one, dict | list) for one in level)
+
+
+def _plain(value: Any) -> Any:
+    level = [value]
+    while level:
+        if any(isinstance(one, int | float) and not _MIN <= one <= _MAX for one in level):
+            raise PydanticCustomError(INVALID, "a number in it is larger than 64 bits hold")
+        level = [inner for one in level for inner in _held_by(one)]
+    return value
+
+
+AsSent = Annotated[list[Any], AfterValidator(_plain)]
+"""What is kept and told again as it is: numbers that other readers of JSON have, too."""
 
 
 def _held_by(value: Any) -> Iterable[Any]:

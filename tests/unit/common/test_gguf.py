@@ -3,6 +3,7 @@ one takes no more time or memory than its size."""
 
 import json
 import struct
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 from services.common.checkpoint import digest, is_hub_id, locate, text_digest
 from services.common.config import ModelSpec
-from services.common.gguf.header import UnsupportedGguf, read_header
+from services.common.gguf import unfolded as unfolding
+from services.common.gguf.header import Header, UnsupportedGguf, read_header
 from services.common.gguf.hub_config import config_of, generation_config_of
 from services.common.gguf.unfolded import unfolded
 from services.common.gguf.vocabulary import tokenizer_config_of, tokenizer_of
@@ -211,7 +213,7 @@ def test_a_tokenizer_beside_the_file_is_taken_if_it_is_the_models(folder: Path) 
         ({"split.count": 3}, "one of several files"),
         ({"llama.expert_count": 8}, "mixtures of experts"),
         ({"llama.block_count": "many"}, "key llama.block_count is not a number"),
-        ({"llama.attention.head_count": np.ones(3, np.int32)}, "head_count is not a number"),
+        ({"llama.attention.head_count": np.ones(3, np.int32)}, "head_count has 3 items"),
         ({"llama.rope.scaling.type": "longrope"}, "rope.scaling.type 'longrope'"),
         ({"llama.rope.scaling.attn_factor": 2.0}, "attn_factor is not supported"),
         ({"llama.attention.value_length": 8}, "value_length is not that of keys"),
@@ -223,6 +225,14 @@ def test_a_tokenizer_beside_the_file_is_taken_if_it_is_the_models(folder: Path) 
         ({"tokenizer.ggml.merges": "a b"}, "merges is no list"),
         ({"tokenizer.ggml.merges": ["a b c"]}, "merges 'a b c' is not of two tokens"),
         ({"tokenizer.ggml.merges": ["a nowhere"]}, "merges 'a nowhere' is not of two tokens"),
+        ({"general.architecture": ["llama"]}, "general.architecture has 1 items"),
+        ({"split.count": np.ones(2, np.int32)}, "split.count has 2 items, not one"),
+        ({"llama.expert_count": np.ones(2, np.int32)}, "expert_count has 2 items"),
+        ({"llama.rope.scaling.type": np.ones(2, np.int32)}, "rope.scaling.type has 2 items"),
+        ({"llama.attention.head_count": 65}, "head_count 65: heads have 0 features"),
+        ({"tokenizer.ggml.eos_token_id": ["a"]}, "eos_token_id has 1 items"),
+        ({"tokenizer.ggml.model": np.ones(2, np.int32)}, "tokenizer.ggml.model has 2 items"),
+        ({"tokenizer.ggml.pre": np.ones(2, np.int32)}, "tokenizer.ggml.pre has 2 items"),
         ({"tokenizer.ggml.add_bos_token": 1}, "add_bos_token 1 is neither true nor false"),
     ],
 )
@@ -260,9 +270,13 @@ def array(items: int, count: int, content: bytes = b"") -> bytes:
     return head(keys=1) + text() + struct.pack("<IIQ", 9, items, count) + content
 
 
-def tensor(shape: tuple[int, ...], type_: int = 0, offset: int = 0) -> bytes:
+def entry(shape: tuple[int, ...], type_: int = 0, offset: int = 0, name: bytes = b"t") -> bytes:
     sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-    return head(tensors=1) + text(b"t") + sizes + struct.pack("<IQ", type_, offset) + bytes(64)
+    return text(name) + sizes + struct.pack("<IQ", type_, offset)
+
+
+def tensor(shape: tuple[int, ...], type_: int = 0, offset: int = 0) -> bytes:
+    return head(tensors=1) + entry(shape, type_, offset) + bytes(64)
 
 
 HOSTILE = {
@@ -289,6 +303,10 @@ HOSTILE = {
     "huge": (tensor((2**60, 2**60, 2**60, 2**60)), "cut short"),
     "unknown type": (tensor((32,), type_=999), "of the unknown type 999"),
     "not supported": (tensor((256,), type_=10), "is Q2_K; supported: F32"),
+    "overlapping": (
+        head(tensors=2) + entry((8,), name=b"a") + entry((8,), offset=4, name=b"b") + bytes(128),
+        "tensor 'b' lies in another one",
+    ),
     "alignment": (
         head(keys=1) + text(b"general.alignment") + struct.pack("<II", 4, 0),
         "general.alignment 0",
@@ -321,6 +339,53 @@ def test_a_long_token_takes_no_long_time(folder: Path) -> None:
     own["tokenizer.ggml.tokens"][-1] = "x" * 10**6
     with pytest.raises(UnsupportedGguf, match="has 1000000 characters"):
         unfolded(file(folder, LLAMA | own))
+
+
+def test_a_begin_that_is_no_token_of_its_is_refused(folder: Path) -> None:
+    told = vocabulary(add_bos_token=True)
+    told["tokenizer.ggml.token_type"][1] = 5
+    with pytest.raises(UnsupportedGguf, match="its vocabulary: "):
+        unfolded(file(folder, LLAMA | told))
+
+
+def test_a_vocabulary_takes_memory_of_its_size(folder: Path) -> None:
+    """A file of 60 MB would be a tokenizer of gigabytes."""
+    own = vocabulary()
+    own["tokenizer.ggml.tokens"][1] = "x" * (2**20 + 1)
+    with pytest.raises(UnsupportedGguf, match="of type 3 have more than 1048576 characters"):
+        unfolded(file(folder, LLAMA | own))
+    told = pieces(metaspace())
+    made = ["".join(letters) for n in range(1, 17) for letters in product("ab", repeat=n)]
+    told |= {
+        "tokenizer.ggml.tokens": ["<unk>", *made],
+        "tokenizer.ggml.token_type": np.ones(len(made) + 1, np.int32),
+        "tokenizer.ggml.scores": np.zeros(len(made) + 1, np.float32),
+    }
+    rows: gguf.Raw = ("Q4_0", (len(made) + 1, 32), bytes(18 * (len(made) + 1)))
+    with pytest.raises(UnsupportedGguf, match="make more than 1048576 merges"):
+        unfolded(gguf.write(folder / "m.gguf", LLAMA | told, {"token_embd.weight": rows}))
+
+
+def test_a_refusal_is_short_whatever_the_file_says(folder: Path) -> None:
+    with pytest.raises(UnsupportedGguf) as caught:
+        unfolded(file(folder, LLAMA | {"general.architecture": "x" * 10**6}))
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_file_that_changes_while_it_is_read_is_told(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the folder of the one before would have what the one behind says."""
+    path, read = file(folder), unfolding.read_header
+
+    def changed(path: Path) -> Header:
+        file(folder, LLAMA | vocabulary() | {"llama.block_count": 7})
+        return read(path)
+
+    monkeypatch.setattr(unfolding, "read_header", changed)
+    with pytest.raises(UnsupportedGguf, match="changed while it was read"):
+        unfolded(path)
+    assert list(cache.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_is_named(

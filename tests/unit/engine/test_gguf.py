@@ -16,6 +16,7 @@ from services.cli.stack.checkpoints import made_local
 from services.common.checkpoint import locate
 from services.common.config import ModelSpec, Settings
 from services.worker.engine.checkpoint import open_checkpoint
+from services.worker.engine.formats.gguf import header_of, tensors_of
 from services.worker.engine.model_config import UnsupportedModel
 from services.worker.engine.models.registry import read_config
 from tests.support import gguf
@@ -178,6 +179,15 @@ def test_a_start_says_what_will_be_changed(tmp_path: Path) -> None:
         said: list[str] = []
         assert made_local(spec, Settings(), said.append).path == spec.path
         assert [words[:46] for words in said] == told
+
+
+def test_two_names_of_one_tensor_are_told(tmp_path: Path) -> None:
+    config = read_config(made(tmp_path, "Q8_0")[0])
+    norm: gguf.Raw = ("F32", (8,), bytes(32))
+    both = {"output_norm.weight": norm, "model.norm.weight": norm}
+    path = gguf.write(tmp_path / "twice.gguf", {}, both)
+    with path.open("rb") as file, pytest.raises(UnsupportedModel, match=r"norm.weight is there tw"):
+        tensors_of(file, header_of(path), config)
 
 
 def test_a_file_that_became_shorter_is_told(tmp_path: Path) -> None:

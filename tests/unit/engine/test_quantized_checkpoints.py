@@ -168,23 +168,28 @@ def test_scales_that_no_half_is_are_kept(source: Path, tmp_path: Path, held: boo
             assert 0 < np.abs(stored.float32()[3, 32:64]).max() < 1e-8
 
 
-@pytest.mark.parametrize("scales", ["one", "rows", "column", "blocks"])
+@pytest.mark.parametrize("scales", ["one", "rows", "column", "blocks", "wide"])
 @pytest.mark.parametrize("name", ["weight_scale", "weight_scale_inv"])
 def test_fp8_is_widened(source: Path, tmp_path: Path, scales: str, name: str) -> None:
     config: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     if scales == "blocks":
         config["weight_block_size"] = [48, 40]  # which divide no matrix
+    if scales == "wide":
+        config["weight_block_size"] = [48, 2**31 - 1]  # which no memory holds
     quantized.write(source, tmp_path / "mine", config, as_it_is)
     path = tmp_path / "mine/model.safetensors"
     tensors, expected = load_tensors(path), {}
     for weight in [one for one in tensors if one.endswith("_proj.weight")]:
         n, k = tensors[weight].shape
         small = (tensors[weight] * 100).to(torch.float8_e4m3fn)
-        shape = {"one": (1,), "rows": (n,), "column": (n, 1), "blocks": (-(-n // 48), -(-k // 40))}
+        shape = {"one": (1,), "rows": (n,), "column": (n, 1), "wide": (-(-n // 48), 1)}
+        shape["blocks"] = -(-n // 48), -(-k // 40)
         scale = torch.rand(shape[scales], generator=torch.Generator().manual_seed(n)) + 0.5
         wide = scale
         if scales == "blocks":
             wide = scale.repeat_interleave(48, 0)[:n].repeat_interleave(40, 1)[:, :k]
+        elif scales == "wide":
+            wide = scale.repeat_interleave(48, 0)[:n]
         elif scales == "rows":
             wide = scale[:, None]
         expected[weight] = small.float() * wide
@@ -277,6 +282,7 @@ def gone(name: str) -> Change:
         ("packed-32", part("weight_packed", np.zeros((64, 16), np.uint8)), "is U8, not I32"),
         ("packed-zeros", part("weight_zero_point", np.zeros((2, 4), np.int32)), "is [2, 4]"),
         ("packed-32", part("weight", np.zeros((64, 128), np.int8)), "weight is there beside"),
+        ("packed-32", part("bias", np.zeros((), np.float32)), "bias has no place in the model"),
         ("bytes", gone("weight_scale"), "weight_scale is missing"),
         ("gptq", gone("qzeros"), "qzeros is missing"),
         ("gptq", gone("qweight"), "g_idx has no place"),

@@ -57,6 +57,8 @@ def tensors_of(file: BinaryIO, header: Header, config: ModelConfig) -> dict[str,
         if own == ROPE_FACTORS:  # part of the configuration
             continue
         name = _name(own)
+        if name in found:
+            raise UnsupportedModel(f"{header.path}: tensor {name} is there twice, once as {own}")
         turned = config.head_dim if turns and any(f".{one}." in name for one in _TURNED) else 0
         found[name] = _tensor(file, at, turned)
     return found

@@ -68,7 +68,8 @@ def put_together(
 def _is_zero_bias(name: str, stored: Stored) -> bool:
     """Some writers give every linear layer one."""
     floats = isinstance(stored, Plain) and stored.dtype in _OF_FLOATS
-    return name.endswith(".bias") and floats and not stored.float32().any()
+    vector = len(stored.shape) == 1
+    return name.endswith(".bias") and floats and vector and not stored.float32().any()
 
 
 class _Layer:
@@ -206,6 +207,7 @@ def _fp8(layer: _Layer, scheme: Scheme) -> Widened:
     part = "weight_scale_inv" if "weight_scale_inv" in layer else "weight_scale"
     shapes: list[Shape] = [(), (1,), (n,), (n, 1)]
     rows, width = scheme.blocks or (n, k)
+    width = min(width, k)  # each scale is told so often
     if scheme.blocks:
         shapes.append((-(-n // rows), -(-k // width)))
     scale = layer.take(part, _OF_FLOATS, *shapes)
