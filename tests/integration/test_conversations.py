@@ -64,8 +64,10 @@ async def talk(rig: Rig) -> AsyncIterator[Talk]:
         yield Talk(client, (await client.conversations.create()).id)
 
 
-async def _client(rig: Rig) -> openai.AsyncOpenAI:
-    key, _ = await rig.keys.create(f"tenant-{uuid.uuid4().hex[:8]}")
+async def _client(
+    rig: Rig, tenant: str = "", models: list[str] | None = None
+) -> openai.AsyncOpenAI:
+    key, _ = await rig.keys.create(tenant or f"tenant-{uuid.uuid4().hex[:8]}", models=models)
     return openai.AsyncOpenAI(
         base_url=f"{rig.url}/v1", api_key=key, max_retries=0, _strict_response_validation=True
     )
@@ -211,6 +213,28 @@ async def test_numbers_that_no_json_has_are_named(talk: Talk, number: float) -> 
     told = json.dumps({"model": MODEL, "input": items}).replace("Infinity", "1e999").encode()
     asked = talk.client.post("/responses", content=told, cast_to=object)
     assert (await refusal(asked))[:2] == (400, "input[0].results")
+
+
+async def test_who_may_not_use_a_model_does_not_read_what_it_said(rig: Rig) -> None:
+    tenant = f"tenant-{uuid.uuid4().hex[:8]}"
+    async with await _client(rig, tenant) as client, await _client(rig, tenant, ["odd"]) as other:
+        talk = Talk(client, (await client.conversations.create()).id)
+        assert (await other.conversations.retrieve(talk.id)).id == talk.id, "no model said anything"
+        await talk.ask("Hello")
+        (first, _) = (await client.conversations.items.list(talk.id)).data
+        own, said = other.conversations, [{"role": "user", "content": "Hi"}]
+        for call in (
+            own.retrieve(talk.id),
+            own.update(talk.id, metadata=None),
+            own.delete(talk.id),
+            own.items.list(talk.id),
+            own.items.create(talk.id, items=said),  # type: ignore[arg-type]
+            own.items.retrieve(first.id, conversation_id=talk.id),
+            own.items.delete(first.id, conversation_id=talk.id),
+            other.responses.create(model="odd", input="Hi", conversation=talk.id),
+        ):
+            assert (await refusal(call))[::2] == (403, "model_not_allowed")
+        assert await talk.texts() == ["Hello", "1: Hello"]
 
 
 async def test_another_tenants_is_none(talk: Talk, rig: Rig) -> None:

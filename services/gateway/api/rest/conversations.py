@@ -15,6 +15,13 @@ from services.gateway.identity.principal import Principal
 from services.gateway.parts import Gateway
 
 
+async def _allowed(gateway: Gateway, exchange: Exchange, principal: Principal) -> str:
+    """The id of one that the caller may use, if there is one."""
+    id = exchange.path["conversation"]
+    await gateway.conversations.authorize(principal, id)
+    return id
+
+
 async def create_conversation(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(CreateConversation, await exchange.json_body())
     told = await conversations.create_conversation(gateway, principal.tenant, body)
@@ -22,43 +29,44 @@ async def create_conversation(gateway: Gateway, exchange: Exchange, principal: P
 
 
 async def get_conversation(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
-    found = await gateway.conversations.find(principal.tenant, exchange.path["conversation"])
+    id = await _allowed(gateway, exchange, principal)
+    found = await gateway.conversations.find(principal.tenant, id)
     await exchange.reply_json(found.as_json())
 
 
 async def update_conversation(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(UpdateConversation, await exchange.json_body())
-    id = exchange.path["conversation"]
+    id = await _allowed(gateway, exchange, principal)
     changed = await gateway.conversations.describe(principal.tenant, id, body.metadata or {})
     await exchange.reply_json(changed.as_json())
 
 
 async def delete_conversation(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
-    id = exchange.path["conversation"]
+    id = await _allowed(gateway, exchange, principal)
     told = await conversations.delete_conversation(gateway, principal.tenant, id)
     await exchange.reply_json(told)
 
 
 async def list_items(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     query = page_query(included(exchange.query), ItemsQuery)
-    id = exchange.path["conversation"]
+    id = await _allowed(gateway, exchange, principal)
     await exchange.reply_json(await conversations.list_items(gateway, principal.tenant, id, query))
 
 
 async def add_items(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     validated(ItemQuery, included(exchange.query))
     body = await parse_body(AddItems, await exchange.json_body())
-    id = exchange.path["conversation"]
+    id = await _allowed(gateway, exchange, principal)
     await exchange.reply_json(await conversations.add_items(gateway, principal.tenant, id, body))
 
 
 async def get_item(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     validated(ItemQuery, included(exchange.query))
-    id, item = exchange.path["conversation"], exchange.path["item"]
+    id, item = await _allowed(gateway, exchange, principal), exchange.path["item"]
     await exchange.reply_json(await gateway.conversations.item(principal.tenant, id, item))
 
 
 async def delete_item(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
-    id, item = exchange.path["conversation"], exchange.path["item"]
+    id, item = await _allowed(gateway, exchange, principal), exchange.path["item"]
     left = await gateway.conversations.drop(principal.tenant, id, item)
     await exchange.reply_json(left.as_json())

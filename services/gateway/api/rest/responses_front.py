@@ -237,8 +237,9 @@ class ResponsesFront(HttpFront):
             for index, item in enumerate(self._input)
         ]
         try:
-            output = [dict(item) for item in self._items.output]
-            await self._gateway.conversations.add(self._tenant, conversation, [*items, *output])
+            items += [dict(item) for item in self._items.output]
+            models = {self._told["response"]["model"], answer.model}  # asked, and has answered
+            await self._gateway.conversations.add(self._tenant, conversation, items, models)
         except RedisAway:
             answer.warnings.append(_NOT_JOINED)
         except PenstockError as error:  # it was deleted meanwhile, or has no room

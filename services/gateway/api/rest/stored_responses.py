@@ -93,11 +93,13 @@ async def said_before(
     gateway: Gateway, principal: Principal, place: Place, request: ResponseInput
 ) -> tuple[Sequence[Item], int]:
     """What the request goes on with, and its bytes, which `place` holds: no more than a body may
-    have. Raises INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for what has no room."""
+    have. Raises INVALID_ARGUMENT, RESOURCE_EXHAUSTED for what has no room, or PERMISSION_DENIED to
+    who may not use a model that said some of it."""
     if request.conversation is None:
         return await _followed(gateway, principal, place, request.previous_response_id)
     id, most = request.conversation.id, gateway.settings.gateway.body_limit_bytes
     try:
+        await gateway.conversations.authorize(principal, id, "conversation")
         stored = await gateway.conversations.items(principal.tenant, id, "conversation")
     except RedisAway:
         raise away() from None

@@ -8,11 +8,12 @@
 --   :of:<tenant>:<id>       string  its record (JSON)
 --   :items:<tenant>:<id>    hash    item -> JSON
 --   :order:<tenant>:<id>    zset    item -> its place, from 1 on
+--   :models:<tenant>:<id>   set     those whose answers were added
 --
 -- ARGV: op, kept (s), most (conversations of a tenant), room (their bytes), tenant, conversation, then
 --   create   record, (item, JSON)*            -> ok | many | bytes
 --   change   before, after                    -> ok | gone | changed | bytes
---   add      most (items), (item, JSON)*      -> ok | gone | items | bytes
+--   add      most (items), models (JSON), (item, JSON)*  -> ok | gone | items | bytes
 --   drop     item                             -> whether it was there
 --   delete                                    -> whether it was there
 
@@ -26,13 +27,14 @@ local function key(part, of) return table.concat({root, part, tenant, of}, ':') 
 
 local ALL, SIZES, BYTES = key('all'), key('sizes'), key('bytes')
 local OF, ITEMS, ORDER = key('of', id), key('items', id), key('order', id)
+local MODELS = key('models', id)
 
 local function forget(conversation)
   local size = tonumber(call('HGET', SIZES, conversation) or 0)
   if size > 0 then call('DECRBY', BYTES, size) end
   call('HDEL', SIZES, conversation)
   call('ZREM', ALL, conversation)
-  call('DEL', key('items', conversation), key('order', conversation))
+  for _, part in ipairs({'items', 'order', 'models'}) do call('DEL', key(part, conversation)) end
   return call('DEL', key('of', conversation))
 end
 
@@ -51,11 +53,13 @@ local function grow(bytes)
   call('HINCRBY', SIZES, id, bytes)
   call('INCRBY', BYTES, bytes)
   call('ZADD', ALL, now, id)
-  for _, one in ipairs({OF, ITEMS, ORDER, ALL, SIZES, BYTES}) do call('EXPIRE', one, kept) end
+  for _, one in ipairs({OF, ITEMS, ORDER, MODELS, ALL, SIZES, BYTES}) do
+    call('EXPIRE', one, kept)
+  end
 end
 
 -- Items are read from ARGV, where they are last: a function takes some 8,000 arguments at most.
-local FIRST = 8
+local FIRST = op == 'add' and 9 or 8
 
 local function size_of_items()
   local bytes = 0
@@ -95,13 +99,14 @@ function ops.change(before, after)
   return 'ok'
 end
 
-function ops.add(items_at_most)
+function ops.add(items_at_most, models)
   tidy()
   local bytes, items = size_of_items(), (#ARGV - FIRST + 1) / 2
   if call('EXISTS', OF) == 0 then return 'gone' end
   if call('HLEN', ITEMS) + items > tonumber(items_at_most) then return 'items' end
   if not fits(bytes) then return 'bytes' end
   append_items()
+  for _, model in ipairs(cjson.decode(models)) do call('SADD', MODELS, model) end
   grow(bytes)
   return 'ok'
 end

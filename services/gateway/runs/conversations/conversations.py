@@ -2,7 +2,7 @@
 so long after their last use."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from services.common.config import RunsSettings
 from services.common.errors import PenstockError, invalid
 from services.common.redis import Redis, Script
+from services.gateway.identity.principal import Principal
 from services.gateway.ids import CONVERSATION, not_found
 from services.gateway.stores.storage_room import StorageRoom, too_many
 
@@ -63,6 +64,12 @@ class Conversations:
         self._check(made.id, await self._call("create", tenant, made.id, *told))
         return made
 
+    async def authorize(self, principal: Principal, id: str, param: str = "") -> None:
+        """Raises PERMISSION_DENIED to who may not use each model that has answered in it."""
+        key = self._key("models", principal.tenant, CONVERSATION.checked(id, param))
+        for model in sorted(map(str, await self._redis.smembers(key))):
+            principal.authorize(model)
+
     async def find(self, tenant: str, id: str, param: str = "") -> Conversation:
         stored = await self._redis.get(self._key("of", tenant, CONVERSATION.checked(id, param)))
         if stored is None:
@@ -86,10 +93,12 @@ class Conversations:
         if not await self._call("delete", tenant, CONVERSATION.checked(id)):
             raise not_found(CONVERSATION.what, id)
 
-    async def add(self, tenant: str, id: str, items: Sequence[Item]) -> None:
-        """All of them, behind what is there."""
+    async def add(
+        self, tenant: str, id: str, items: Sequence[Item], models: Collection[str] = ()
+    ) -> None:
+        """All of them, behind what is there. `models`: whose answer is among them."""
         self._room.check()
-        told = (self._max_items, *_stored(items))
+        told = (self._max_items, orjson.dumps([*models]).decode(), *_stored(items))
         self._check(id, await self._call("add", tenant, CONVERSATION.checked(id), *told))
 
     async def items(self, tenant: str, id: str, param: str = "") -> list[bytes]:
