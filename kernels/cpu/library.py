@@ -17,6 +17,7 @@ _NEEDS = {
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"},
     "avx512_bf16": {
         "avx512_bf16",
+        "avx512_vnni",
         "avx512f",
         "avx512bw",
         "avx512vl",
@@ -55,7 +56,7 @@ class Library:
             pointer,
         )
         self.end_driver = _function(library.penstock_end_driver, [pointer], None)
-        self.scratch_bytes = _function(library.penstock_scratch_bytes, [ctypes.c_int] * 3, number)
+        self.scratch_bytes = _function(library.penstock_scratch_bytes, [ctypes.c_int] * 4, number)
         self.most_tokens = _function(library.penstock_most_tokens, [pointer], number)
         self._pack = _function(
             library.penstock_pack, [pointer, pointer, number, number, ctypes.c_int], None

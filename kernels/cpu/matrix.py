@@ -15,8 +15,6 @@ NIBBLES_STEP = 2 * GROUP
 """Of an int4 matrix k is a multiple of so much."""
 _SCALES = PANEL * 4
 """Bytes of a panel's scales, which lie behind its int8; or before each two groups of its int4."""
-_QUADS = (0, 2, 1, 3)
-"""Where each four columns of an int4 panel lie."""
 
 
 class Matrix:
@@ -33,7 +31,7 @@ class Matrix:
 
     def rows(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Those rows, [len(ids), k]. Slow: each lies all over its panel."""
-        places, step = np.asarray(ids, np.intp), 2 if self.panels.itemsize == 2 else 1
+        places, step = np.asarray(ids, np.intp), 1 if self.panels.itemsize == 4 else 2
         if self.panels.dtype == np.uint8:
             return self._rows_of_nibbles(places)
         of_panel = self.panels.reshape(-1, elements_of(PANEL, self.k, self.panels.dtype))
@@ -53,8 +51,7 @@ class Matrix:
         blocks = of_panel[places // PANEL].reshape(len(places), count, of_panel.shape[1] // count)
         halves = np.ascontiguousarray(blocks[:, :, :_SCALES]).view(np.float16)
         scales = halves.reshape(len(places), 2 * count, PANEL)[each, :, columns].astype(np.float32)
-        quads = blocks[:, :, _SCALES:].reshape(len(places), self.k // 4, 4, 4, 2)
-        pairs = quads[each, :, np.asarray(_QUADS)[columns // 4], columns % 4]
+        pairs = blocks[:, :, _SCALES:].reshape(len(places), self.k // 4, PANEL, 2)[each, :, columns]
         nibbles = np.stack([pairs & 15, pairs >> 4], axis=2).reshape(len(places), 2 * count, GROUP)
         values = (nibbles.astype(np.float32) - 8) * scales[:, :, None]
         return values.reshape(len(places), self.k)

@@ -104,9 +104,9 @@ class Program:
             ops.append(c.Op(kind=c.SAMPLE, source=places[logits], which=c.SAMPLED))
         self._ops = (c.Op * len(ops))(*ops)
         vocab = 0 if logits is None else logits.width
-        least = library.scratch_bytes(g.dim, limits.context, vocab)
-        scratch = _up(least, LINE)
         widest = max(op["matrix"].k for op in recorder.ops if op["kind"] == c.LINEAR)
+        least = library.scratch_bytes(g.dim, limits.context, vocab, widest)
+        scratch = _up(least, LINE)
         self._program = c.Program(
             ops=self._ops,
             num_ops=len(ops),

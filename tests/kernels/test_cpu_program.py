@@ -28,6 +28,8 @@ from tests.support.programs import compute, launch, logits_of, packed
 EPSILON = 1e-5
 NUM_BLOCKS = 48
 TOLERANCE = {"float32": 2e-5, "bfloat16_weights": 2e-5, "bfloat16": 0.05}
+SHORT_ROWS = 2e-4
+"""At least, where rows meet int8 or int4: they are int16 there."""
 
 each_library = pytest.mark.parametrize("instruction_set", supported())
 WEIGHTS: dict[str, dict[str, Any]] = {
@@ -239,7 +241,7 @@ def test_prompts_in_pieces_beside_decodes(
 ) -> None:
     model = Model(**weights)
     a, b, c = sequences(model, 45, 120, 17)
-    tolerance = TOLERANCE[number_format]
+    tolerance = max(TOLERANCE[number_format], SHORT_ROWS if model.to else 0.0)
     want = [model.logits(s.token_ids) for s in (a, b, c)]
     with compiled(model, instruction_set, number_format) as program:
         for parts in (

@@ -122,9 +122,9 @@ def test_what_a_row_takes(dtype: DTypeLike, elements: int) -> None:
     assert elements_of(33, 64, dtype) == elements
 
 
-def exact(n: int, to: str) -> np.ndarray:
+def exact(n: int, to: str, k: int) -> np.ndarray:
     """Rows that are met exactly, of few bits: sums of their products are, too, in any order."""
-    random, k = np.random.default_rng(n), 64 if to == "int8" else 2 * 64
+    random = np.random.default_rng(n)
     if to == "int8":
         values = random.integers(-127, 128, (n, k))
         values[:, 0] = 127
@@ -137,14 +137,16 @@ def exact(n: int, to: str) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("to", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("to", "k"), [("int8", 64), ("int8", 256), ("int8", 516), ("int4", 64), ("int4", 320)]
+)
 @pytest.mark.parametrize("number_format", ["float32", "bfloat16_weights", "bfloat16"])
 @pytest.mark.parametrize("instruction_set", supported())
 def test_products_are_of_these_values_to_the_bit(
-    instruction_set: str, number_format: Format, to: str
+    instruction_set: str, number_format: Format, to: str, k: int
 ) -> None:
     """Of an embedding's rows, one and many, and a matrix whose last panel is not full."""
-    table, weights, most = exact(70, to), exact(83, to), 70
+    table, weights, most = exact(70, to, k), exact(83, to, k), 70
     library, recorder = Library(instruction_set), Recorder()
     x = recorder.wanted(recorder.embed(packed(library, table, to=to)))
     logits = recorder.linear(x, packed(library, weights, to=to))

@@ -69,7 +69,7 @@ struct ByColumns {
   }
   void piece(int task, int piece, int next, int, Claim& claim) const {
     int part = task / columns, first = first_row(part), count = first_row(part + 1) - first;
-    long stride = op->matrix.k + OPERAND_PAD;
+    long stride = L::stride(op->matrix.k);
     linear_tile<L, PANELS>(
         operand + first * stride, stride, &op->matrix, y->data + first * y->width, y->width, count, piece,
         task % columns * PANELS, next < 0 ? -1 : next % columns * PANELS, (Epilogue)op->epilogue, &claim);
@@ -107,10 +107,8 @@ struct ByTiles {  // of attention
 // L: of linears, A: of attention and its cache.
 template <class L, class A>
 struct Kernels {
-  typedef typename L::Row Row;
-
-  static void prepare(const Op* op, const Buffer* x, int row, Row* to) {
-    const float* from = x->data + row * x->width;
+  template <class To>
+  static void prelude(const Op* op, const float* from, To* to) {
     switch (op->prelude) {
       case PLAIN: return plain_row(from, to, op->matrix.k);
       case NORM: return norm_row(from, op->norm, op->epsilon, to, op->matrix.k);
@@ -120,21 +118,30 @@ struct Kernels {
   }
 
   static void linear(Seat* seat, const Run* run, const Op* op, int rows) {
-    const Buffer* x = &run->program->buffers[op->source];
-    Row* operand = (Row*)run->program->operand;
-    long stride = op->matrix.k + OPERAND_PAD;
-    by_rows(seat, run, rows, x->width, [=](int row, int end, int) {
-      for (; row < end; row++) prepare(op, x, row, operand + row * stride);
-    });
     switch (op->matrix.weights) {
       case AS_ROWS: return products<L>(seat, run, op, rows);
-      case INT8: return products<BytePanels<Row>>(seat, run, op, rows);
-      case INT4: return products<NibblePanels<Row>>(seat, run, op, rows);
+      case INT8: return products<BytePanels>(seat, run, op, rows);
+      case INT4: return products<NibblePanels>(seat, run, op, rows);
     }
   }
 
   template <class W>
   static void products(Seat* seat, const Run* run, const Op* op, int rows) {
+    const Program* p = run->program;
+    const Buffer* x = &p->buffers[op->source];
+    by_rows(seat, run, rows, x->width, [=](int row, int end, int thread) {
+      for (; row < end; row++) {
+        const float* from = x->data + row * x->width;
+        typename W::Row* to = (typename W::Row*)p->operand + row * W::stride(op->matrix.k);
+        if constexpr (W::GROUP) {
+          float* whole = (float*)(p->scratch + thread * p->scratch_bytes);
+          prelude(op, from, whole);
+          short_row<W>(whole, to, op->matrix.k);
+        } else {
+          prelude(op, from, to);
+        }
+      }
+    });
     if (rows <= FEW_ROWS)
       share_out(seat, ByColumns<W, FEW_PANELS>(run, op, rows));
     else
@@ -144,8 +151,8 @@ struct Kernels {
   static void embed_row(const Op* op, int id, float* to) {
     switch (op->matrix.weights) {
       case AS_ROWS: return embed<L>(&op->matrix, id, op->factor, to);
-      case INT8: return embed<BytePanels<Row>>(&op->matrix, id, op->factor, to);
-      case INT4: return embed<NibblePanels<Row>>(&op->matrix, id, op->factor, to);
+      case INT8: return embed<BytePanels>(&op->matrix, id, op->factor, to);
+      case INT4: return embed<NibblePanels>(&op->matrix, id, op->factor, to);
     }
   }
 
@@ -290,11 +297,14 @@ EXPORT long penstock_most_tokens(const Program* program) {
   return tiles < heads ? tiles : heads;
 }
 
-// Bytes that a thread needs: for attention over `tokens` tokens, or to sample one of `vocab`.
-EXPORT long penstock_scratch_bytes(int dim, int tokens, int vocab) {
+// Bytes that a thread needs: for attention over `tokens` tokens, to sample one of `vocab`, or for a row of `width` that
+// is to meet int8 or int4.
+EXPORT long penstock_scratch_bytes(int dim, int tokens, int vocab, int width) {
   long row = round_up(tokens, PANEL) + PANEL;
   long attention = (long)TILE_ROWS * dim * 8 + TILE_ROWS * row * 8 + (row / PANEL) * 16 + (long)PANEL * dim * 4 + 1024;
-  return attention > sampler_bytes(vocab) ? attention : sampler_bytes(vocab);
+  long row_bytes = round_up(width, PANEL) * (long)sizeof(float);
+  long most = attention > row_bytes ? attention : row_bytes;
+  return most > sampler_bytes(vocab) ? most : sampler_bytes(vocab);
 }
 
 // A matrix [n, k] by rows, of 4- or 2-byte elements, into panels; k even, missing columns zeros.
@@ -315,24 +325,24 @@ EXPORT void penstock_pack(const void* from, void* to, long n, long k, int bytes)
 
 // Likewise int8 with a scale for each row; k a multiple of four.
 EXPORT void penstock_pack_bytes(const int8_t* from, const float* scales, int8_t* to, long n, long k) {
-  for (long first = 0; first < n; first += PANEL, to += Bytes::size(k))
+  for (long first = 0; first < n; first += PANEL, to += BytePanels::size(k))
     for (long column = 0; column < PANEL; column++) {
       long row = first + column;
-      for (long i = 0; i < k; i++) to[Bytes::at(i, column)] = row < n ? from[row * k + i] : 0;
+      for (long i = 0; i < k; i++) to[BytePanels::at(i, column)] = row < n ? from[row * k + i] : 0;
       ((float*)(to + k * PANEL))[column] = row < n ? scales[row] : 0;
     }
 }
 
 // Likewise int4, a byte each, of 0 to 15, with scales [n, k / 32], halves; k a multiple of 64.
 EXPORT void penstock_pack_nibbles(const uint8_t* from, const uint16_t* scales, uint8_t* to, long n, long k) {
-  long groups = k / Nibbles::GROUP;
-  for (long first = 0; first < n; first += PANEL, to += Nibbles::size(k)) {
-    __builtin_memset(to, 0, Nibbles::size(k));
+  long groups = k / NibblePanels::GROUP;
+  for (long first = 0; first < n; first += PANEL, to += NibblePanels::size(k)) {
+    __builtin_memset(to, 0, NibblePanels::size(k));
     for (int column = 0; column < PANEL && first + column < n; column++) {
       long row = first + column;
-      for (long i = 0; i < k; i++) to[Nibbles::at(i, column)] |= from[row * k + i] << Nibbles::shift(i);
+      for (long i = 0; i < k; i++) to[NibblePanels::at(i, column)] |= from[row * k + i] << NibblePanels::shift(i);
       for (long g = 0; g < groups; g++)
-        ((uint16_t*)(to + Nibbles::scales_at(g * Nibbles::GROUP)))[column] = scales[row * groups + g];
+        ((uint16_t*)(to + NibblePanels::scales_at(g * NibblePanels::GROUP)))[column] = scales[row * groups + g];
     }
   }
 }

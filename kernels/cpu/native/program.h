@@ -102,7 +102,3 @@ struct Launch {  // a step, on its way (driver.cc)
 
 struct Team;
 int run_step(Team*, const Program*, const Step*, Format);  // 0, or -1: no such format
-
-// Rows of an operand are this many elements further apart than they are long: a power of two between
-// them would put all rows of a tile into the same few lines of the first cache.
-enum { OPERAND_PAD = 32 };

@@ -25,6 +25,47 @@ static void plain_row(const float* x, Row* to, int width) {
   for (; i < width; i++) put_one(to + i, x[i]);
 }
 
+static inline int exponent_of(float x) {  // e of 2^e <= x < 2^(e + 1), for normal x > 0
+  int bits;
+  __builtin_memcpy(&bits, &x, 4);
+  return (bits >> 23) - 127;
+}
+static inline float power_of_two(int exponent) {
+  int bits = (exponent + 127) << 23;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+// What meets int8 and int4: x, of `width` with room up to whole lanes, as int16 with a scale for each group of P. The scale
+// is a power of two: what has few bits stays as it is, and products by it are exact. A group with NaN or infinity is
+// all NaN.
+template <class P>
+static void short_row(float* x, int16_t* to, int width) {
+  for (int i = width; i % PANEL; i++) x[i] = 0;
+  Part* part = P::parts(to, width);
+  for (int first = 0; first < width; first += P::GROUP, part++) {
+    int end = first + P::GROUP < width ? first + P::GROUP : width;
+    Lanes most = zero(), nothing = zero(), total = zero();
+    for (int i = first; i < end; i += PANEL) {
+      Lanes value = load(x + i);
+      most = max(value, max(sub(zero(), value), most));
+      nothing = fma(value, zero(), nothing);  // NaN of what is not finite
+    }
+    // The furthest is 2^14 to 2^15 of its scale, which is a normal number, as its inverse is.
+    int exponent = exponent_of(largest(most));
+    if (exponent < -112) exponent = -112;
+    float inverse = power_of_two(14 - exponent);
+    for (int i = first; i < end; i += PANEL) {
+      Lanes value = max(min(nearest(mul(load(x + i), all(inverse))), all(32767)), all(-32768));
+      total = add(total, value);
+      store_shorts(to + i, value);
+    }
+    part->scale = sum(nothing) == 0 ? power_of_two(exponent - 14) : __builtin_nanf("");
+    part->start = -P::ZERO * (int)sum(total);
+  }
+}
+
 // What a norm multiplies its row with, besides the weights.
 static float norm_factor(const float* x, float epsilon, int width) {
   Lanes squares = zero();

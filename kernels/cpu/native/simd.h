@@ -27,10 +27,6 @@ static inline float from_bf16(bf16 x) {
   return value;
 }
 
-// What a nibble stands for, as bf16: -8 to 7.
-static const bf16 BF16_OF_NIBBLE[16] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
-                                        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
-
 #if defined(__AVX512F__)
 
 enum { MAX_ROWS = 12, TILE_PANELS = 2 };  // of a tile: its sums take 24 of 32 registers
@@ -114,20 +110,6 @@ static inline void store_e4m3(E4m3* p, Lanes a) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_or_si512(rounded, sign)));
 }
 
-// Of 32 bytes [16 columns][2], in the order of nibbles (tile.h), what four k's are.
-struct Four {
-  Lanes k[4];
-};
-static inline Four from_nibbles(const uint8_t* p) {
-  __m256i all = _mm256_permute4x64_epi64(_mm256_loadu_si256((const __m256i*)p), 0xd8);
-  __m512i words = _mm512_cvtepu16_epi32(all);  // of an index the four lowest bits count
-  __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-  return {{{_mm512_permutexvar_ps(words, values)},
-           {_mm512_permutexvar_ps(_mm512_srli_epi32(words, 8), values)},
-           {_mm512_permutexvar_ps(_mm512_srli_epi32(words, 4), values)},
-           {_mm512_permutexvar_ps(_mm512_srli_epi32(words, 12), values)}}};
-}
-
 // Sixteen halves as floats.
 static inline Lanes from_halves(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 
@@ -145,17 +127,6 @@ static inline Pairs pairs_of_e4m3(const E4m3* p) {  // likewise
   __m512i first = _mm512_castps_si512(from_e4m3(p).v), second = _mm512_castps_si512(from_e4m3(p + PANEL).v);
   return {(__m512bh)_mm512_or_si512(_mm512_srli_epi32(first, 16), second)};
 }
-// Of 32 bytes the pairs of their lower nibbles, and of their upper ones.
-struct TwoPairs {
-  Pairs first, second;
-};
-static inline TwoPairs pairs_of_nibbles(const uint8_t* p) {
-  __m256i all = _mm256_permute4x64_epi64(_mm256_loadu_si256((const __m256i*)p), 0xd8);
-  __m512i words = _mm512_cvtepu8_epi16(all);  // of an index the four lowest bits and one that makes no difference
-  __m512i values = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)BF16_OF_NIBBLE));
-  return {{(__m512bh)_mm512_permutexvar_epi16(words, values)},
-          {(__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), values)}};
-}
 // c + a.first * b.first + a.second * b.second; `a` is one pair for all lanes.
 static inline Lanes dot_pairs(const bf16* a, Pairs b, Lanes c) {
   int pair;
@@ -163,6 +134,26 @@ static inline Lanes dot_pairs(const bf16* a, Pairs b, Lanes c) {
   return {_mm512_dpbf16_ps(c.v, (__m512bh)_mm512_set1_epi32(pair), b.v)};
 }
 #endif
+
+// Whole numbers of 16 bits to p.
+static inline void store_shorts(int16_t* p, Lanes x) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x.v)));
+}
+
+struct Shorts {  // sixteen pairs of int16
+  __m512i v;
+};
+static inline Shorts shorts_of_bytes(const int8_t* p) {  // 32 of them
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))};
+}
+// Of 32 bytes the lower nibbles, and the upper ones.
+struct TwoShorts {
+  Shorts first, second;
+};
+static inline TwoShorts shorts_of_nibbles(const uint8_t* p) {
+  __m512i bytes = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p));
+  return {{_mm512_and_si512(bytes, _mm512_set1_epi16(15))}, {_mm512_srli_epi16(bytes, 4)}};
+}
 
 // The first `count` floats at p, then `rest`; nothing beyond is read.
 static inline Lanes part(const float* p, int count, float rest) {
@@ -185,9 +176,19 @@ struct Words {  // sixteen uint32
 
 static inline Words words(uint32_t x) { return {_mm512_set1_epi32((int)x)}; }
 static inline Words load_words(const int* p) { return {_mm512_loadu_si512(p)}; }
+// c + a.first * b.first + a.second * b.second; `a` is one pair for all lanes.
+static inline Words dot_pairs(const int16_t* a, Shorts b, Words c) {
+  int pair;
+  __builtin_memcpy(&pair, a, 4);
+#ifdef __AVX512VNNI__
+  return {_mm512_dpwssd_epi32(c.v, _mm512_set1_epi32(pair), b.v)};
+#else
+  return {_mm512_add_epi32(c.v, _mm512_madd_epi16(_mm512_set1_epi32(pair), b.v))};
+#endif
+}
 static inline Words exclusive(Words a, Words b) { return {_mm512_xor_si512(a.v, b.v)}; }
 static inline Words shift_right(Words a, int by) { return {_mm512_srli_epi32(a.v, by)}; }
-static inline Lanes to_float(Words a) { return {_mm512_cvtepi32_ps(a.v)}; }  // below 2^31
+static inline Lanes to_float(Words a) { return {_mm512_cvtepi32_ps(a.v)}; }  // of int32
 static inline Words multiply(Words a, uint32_t b, Words* high) {  // returns the low halves
   __m512i factor = _mm512_set1_epi32((int)b);
   __m512i even = _mm512_mul_epu32(a.v, factor), odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), factor);
@@ -313,38 +314,31 @@ static inline void store_e4m3(E4m3* p, Lanes x) {
   _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
 
-struct Four {
-  Lanes k[4];
-};
-// Of sixteen words a lane the first eight, in both halves, and the last eight: as floats the even k's and the odd ones.
-static inline void widen(__m256i low, __m256i high, Lanes* even, Lanes* odd) {
-  const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
-  *even = {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
-  *odd = {_mm256_castsi256_ps(_mm256_and_si256(low, upper)), _mm256_castsi256_ps(_mm256_and_si256(high, upper))};
-}
-static inline Four from_nibbles(const uint8_t* p) {
-  // Of -8 to 7 as bf16 the lower bytes, and the upper ones.
-  const __m256i lower = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-      0x00, (char)0xe0, (char)0xc0, (char)0xa0, (char)0x80, 0x40, 0x00, (char)0x80,
-      0x00, (char)0x80, 0x00, 0x40, (char)0x80, (char)0xa0, (char)0xc0, (char)0xe0));
-  const __m256i upper = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-      (char)0xc1, (char)0xc0, (char)0xc0, (char)0xc0, (char)0xc0, (char)0xc0, (char)0xc0, (char)0xbf,
-      0x00, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40));
-  const __m256i nibbles = _mm256_set1_epi8(15);
-  __m256i all = _mm256_loadu_si256((const __m256i*)p);
-  Four found;
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; i++) {
-    __m256i index = _mm256_and_si256(i ? _mm256_srli_epi16(all, 4) : all, nibbles);
-    __m256i a = _mm256_shuffle_epi8(lower, index), b = _mm256_shuffle_epi8(upper, index);
-    widen(_mm256_unpacklo_epi8(a, b), _mm256_unpackhi_epi8(a, b), &found.k[2 * i], &found.k[2 * i + 1]);
-  }
-  return found;
-}
-
 static inline Lanes from_halves(const uint16_t* p) {
   __m256i all = _mm256_loadu_si256((const __m256i*)p);
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(all)), _mm256_cvtph_ps(_mm256_extracti128_si256(all, 1))};
+}
+
+static inline void store_shorts(int16_t* p, Lanes x) {
+  __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+struct Shorts {
+  __m256i a, b;
+};
+static inline Shorts shorts_of_bytes(const int8_t* p) {
+  const __m128i* q = (const __m128i*)p;
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(q)), _mm256_cvtepi8_epi16(_mm_loadu_si128(q + 1))};
+}
+struct TwoShorts {
+  Shorts first, second;
+};
+static inline TwoShorts shorts_of_nibbles(const uint8_t* p) {
+  const __m128i* q = (const __m128i*)p;
+  const __m256i lower = _mm256_set1_epi16(15);
+  __m256i a = _mm256_cvtepu8_epi16(_mm_loadu_si128(q)), b = _mm256_cvtepu8_epi16(_mm_loadu_si128(q + 1));
+  return {{_mm256_and_si256(a, lower), _mm256_and_si256(b, lower)}, {_mm256_srli_epi16(a, 4), _mm256_srli_epi16(b, 4)}};
 }
 
 static inline Lanes part(const float* p, int count, float rest) {
@@ -376,6 +370,12 @@ struct Words {
 static inline Words words(uint32_t x) { return {_mm256_set1_epi32((int)x), _mm256_set1_epi32((int)x)}; }
 static inline Words load_words(const int* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
+}
+static inline Words dot_pairs(const int16_t* a, Shorts b, Words c) {
+  int pair;
+  __builtin_memcpy(&pair, a, 4);
+  __m256i pairs = _mm256_set1_epi32(pair);
+  return {_mm256_add_epi32(c.a, _mm256_madd_epi16(pairs, b.a)), _mm256_add_epi32(c.b, _mm256_madd_epi16(pairs, b.b))};
 }
 static inline Words exclusive(Words x, Words y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
 static inline Words shift_right(Words x, int by) { return {_mm256_srli_epi32(x.a, by), _mm256_srli_epi32(x.b, by)}; }

@@ -5,26 +5,30 @@
 // side, which is what the dot instruction wants and what a shift and a mask can take apart:
 //
 //     bf16   [k / 2][16 columns][2]        float   [k][16 columns]
-//     int8   [k][16 columns], behind them the columns' scales, floats [16]
+//     int8   [k / 2][16 columns][2], behind them the columns' scales, floats [16]
 //     int4   for each 64 k's the scales of 32 and of 32 more, halves [2][16 columns], then two to a byte
-//            [16][16 columns][2]: in the lower nibble k and k + 1 of four, in the upper one k + 2 and k + 3; of
-//            columns four and four, in the order 0, 2, 1, 3, which is what AVX2 takes apart
+//            [16][16 columns][2]: in the lower nibble k and k + 1 of four, in the upper one k + 2 and k + 3; each of
+//            them 8 more than it is
 //
 // What a panel is of says a struct: `Row`s that meet it, its `Weight`s, the k's of a STEP, the steps of a LINE, where
-// k's and their values are, how many weights it takes with its scales, and the k's of a GROUP, whose sum is scaled apart,
-// or what becomes of the whole sum.
+// k's and their values are, how many weights it takes with its scales, and what becomes of a sum.
+//
+// Rows that meet int8 and int4 are int16: a group of k's has one power of two for its scale, its sum is exact in
+// int32, and only sums of groups are floats. Behind a row lie its groups' `Part`s.
 //
 // Each output element is summed by one accumulator in the order of k, whatever the number of rows:
 // what a row gives does not depend on the rows beside it.
 #pragma once
 #include "simd.h"
 
-struct Ungrouped {
-  enum { GROUP = 0 };
-  static inline long offset(long k) { return k * PANEL; }
-};
+// Rows of an operand are this many elements further apart than they are long: a power of two between
+// them would put all rows of a tile into the same few lines of the first cache.
+enum { OPERAND_PAD = 32 };
 
-struct Unscaled : Ungrouped {
+struct Unscaled {
+  enum { GROUP = 0 };
+  static inline long stride(long k) { return k + OPERAND_PAD; }
+  static inline long offset(long k) { return k * PANEL; }
   static inline long size(long k) { return k * PANEL; }
   static inline Lanes finish(Lanes sum, const void*, long) { return sum; }
 };
@@ -32,6 +36,7 @@ struct Unscaled : Ungrouped {
 struct FloatPanels : Unscaled {  // float rows, float panels
   typedef float Row;
   typedef float Weight;
+  typedef Lanes Sum;
   enum { STEP = 1, STEPS = 1 };
   static inline float value(const Weight* panel, long, long k, int column) { return panel[k * PANEL + column]; }
   static inline Lanes step(const Row* row, const Weight* panel, Lanes sum) { return fma(all(row[0]), load(panel), sum); }
@@ -39,6 +44,7 @@ struct FloatPanels : Unscaled {  // float rows, float panels
 
 struct InPairs : Unscaled {
   typedef bf16 Weight;
+  typedef Lanes Sum;
   enum { STEP = 2, STEPS = 1 };
   static inline float value(const Weight* panel, long, long k, int column) {
     return from_bf16(panel[(k / 2 * PANEL + column) * 2 + k % 2]);
@@ -61,83 +67,67 @@ struct DotPanels : InPairs {  // bf16 rows and panels, their products summed in 
 };
 #endif
 
-struct Bytes : Ungrouped {  // int8 panels; k's are a multiple of four, so that panels begin with lines
+struct Part {  // of a row, GROUP k's
+  float scale;  // of its int16
+  int start;    // of its sums
+};
+
+template <int K>
+struct Shortened {  // a group is K k's, or what is left of a row
+  typedef int16_t Row;
+  typedef Words Sum;
+  enum { GROUP = K };
+  static inline long parts_at(long k) { return (k + PANEL - 1) / PANEL * PANEL; }
+  static inline long stride(long k) {
+    return parts_at(k) + (k + GROUP - 1) / GROUP * (long)(sizeof(Part) / sizeof(Row)) + OPERAND_PAD;
+  }
+  static inline Part* parts(Row* row, long k) { return (Part*)(row + parts_at(k)); }
+  static inline const Part* parts(const Row* row, long k) { return (const Part*)(row + parts_at(k)); }
+};
+
+// int8 panels; k's are a multiple of four, so that panels begin with lines. Of 256 k's a sum is below 2^31.
+struct BytePanels : Shortened<256> {
   typedef int8_t Weight;
-  static inline long at(long k, int column) { return k * PANEL + column; }
+  enum { STEP = 2, STEPS = 2, ZERO = 0 };
+  static inline long at(long k, int column) { return (k / 2 * PANEL + column) * 2 + k % 2; }
+  static inline long offset(long k) { return k * PANEL; }
   static inline long size(long k) { return k * PANEL + PANEL * (long)sizeof(float); }
   static inline const float* scales(const Weight* panel, long k) { return (const float*)(panel + k * PANEL); }
   static inline float value(const Weight* panel, long size, long k, int column) {
     return panel[at(k, column)] * scales(panel, size)[column];
   }
+  static inline Words step(const Row* row, const Weight* panel, Words sum) {
+    return dot_pairs(row, shorts_of_bytes(panel), sum);
+  }
+  static inline bool scales_before(long) { return false; }
+  static inline Lanes scaled(float by, const Weight*, long) { return all(by); }
   static inline Lanes finish(Lanes sum, const Weight* panel, long k) { return mul(sum, load(scales(panel, k))); }
 };
 
-template <class Row>
-struct BytePanels;
-
-template <>
-struct BytePanels<float> : Bytes {
-  typedef float Row;
-  enum { STEP = 1, STEPS = 4 };
-  static inline Lanes step(const Row* row, const Weight* panel, Lanes sum) {
-    return fma(all(row[0]), from_bytes(panel), sum);
-  }
-};
-
-#ifdef __AVX512BF16__
-template <>
-struct BytePanels<bf16> : Bytes {
-  typedef bf16 Row;
-  enum { STEP = 2, STEPS = 2 };
-  static inline Lanes step(const Row* row, const Weight* panel, Lanes sum) {
-    return dot_pairs(row, pairs_of_bytes(panel), sum);
-  }
-};
-#endif
-
-struct Nibbles {  // int4 panels; k's are a multiple of 64, so that scales are whole lines
+struct NibblePanels : Shortened<32> {  // int4 panels; k's are a multiple of 64, so that scales are whole lines
   typedef uint8_t Weight;
-  enum { GROUP = 32, BLOCK = 64, STEP = 4, STEPS = 2 };
+  enum { BLOCK = 64, STEP = 4, STEPS = 2, ZERO = 8 };
   static inline long offset(long k) { return k * PANEL / 2; }
   static inline long size(long k) { return k / BLOCK * (LINE + offset(BLOCK)); }
   static inline long scales_at(long k) { return size(k) + k % BLOCK / GROUP * PANEL * 2; }  // of k's group
   static inline long at(long k, int column) {
-    int quad = column / 4, place = quad % 2 * 2 + quad / 2;
-    return size(k) + LINE + offset(k % BLOCK / 4 * 4) + place * 8 + column % 4 * 2 + k % 2;
+    return size(k) + LINE + offset(k % BLOCK / 4 * 4) + column * 2 + k % 2;
   }
   static inline int shift(long k) { return k % 4 / 2 * 4; }
   static inline Lanes scales(const Weight* panel, long k) { return from_halves((const uint16_t*)(panel + scales_at(k))); }
   static inline float value(const Weight* panel, long, long k, int column) {
     float of_columns[PANEL];
     store(of_columns, scales(panel, k));
-    return ((panel[at(k, column)] >> shift(k) & 15) - 8) * of_columns[column];
+    return ((panel[at(k, column)] >> shift(k) & 15) - ZERO) * of_columns[column];
   }
-  static inline Lanes finish(Lanes sum, const void*, long) { return sum; }
-};
-
-template <class Row>
-struct NibblePanels;
-
-template <>
-struct NibblePanels<float> : Nibbles {
-  typedef float Row;
-  static inline Lanes step(const Row* row, const Weight* panel, Lanes sum) {
-    Four by = from_nibbles(panel);
-    for (int i = 0; i < 4; i++) sum = fma(all(row[i]), by.k[i], sum);
-    return sum;
-  }
-};
-
-#ifdef __AVX512BF16__
-template <>
-struct NibblePanels<bf16> : Nibbles {
-  typedef bf16 Row;
-  static inline Lanes step(const Row* row, const Weight* panel, Lanes sum) {
-    TwoPairs by = pairs_of_nibbles(panel);
+  static inline Words step(const Row* row, const Weight* panel, Words sum) {
+    TwoShorts by = shorts_of_nibbles(panel);
     return dot_pairs(row + 2, by.second, dot_pairs(row, by.first, sum));
   }
+  static inline bool scales_before(long k) { return k % BLOCK == 0; }
+  static inline Lanes scaled(float by, const Weight* panel, long k) { return mul(all(by), scales(panel, k)); }
+  static inline Lanes finish(Lanes sum, const void*, long) { return sum; }
 };
-#endif
 
 template <int ROWS, int PANELS>
 static inline void clear(Lanes (&sums)[ROWS][PANELS]) {
@@ -149,8 +139,8 @@ static inline void clear(Lanes (&sums)[ROWS][PANELS]) {
 // the second cache meanwhile: a panel's STEPS are one line.
 template <class P, int AHEAD, int ROWS, int PANELS>
 static inline void accumulate(
-    Lanes (&sums)[ROWS][PANELS], const typename P::Row* rows, long stride, const typename P::Weight* const* panels,
-    int count, const char* ahead) {
+    typename P::Sum (&sums)[ROWS][PANELS], const typename P::Row* rows, long stride,
+    const typename P::Weight* const* panels, int count, const char* ahead) {
   // Three rows from each pointer: there are no registers for twelve, but p + stride and p + 2 stride are addresses.
   const typename P::Row* threes[(ROWS + 2) / 3];
   for (int i = 0; i < (ROWS + 2) / 3; i++) threes[i] = rows + 3 * i * stride;
@@ -176,26 +166,31 @@ static inline void multiply(
     Lanes (&sums)[ROWS][PANELS], const typename P::Row* rows, long stride, const typename P::Weight* const* panels,
     int k, const char* ahead) {
   clear(sums);
-  if constexpr (!P::GROUP) return accumulate<P, AHEAD>(sums, rows, stride, panels, k, ahead);
-  else
+  if constexpr (!P::GROUP) {
+    return accumulate<P, AHEAD>(sums, rows, stride, panels, k, ahead);
+  } else {
+    const Part* parts = P::parts(rows, k);
+    const long apart = stride * (long)sizeof *rows / (long)sizeof *parts;
 #pragma GCC unroll 1
-    for (int first = 0; first < k; first += P::GROUP) {
+    for (int first = 0; first < k; first += P::GROUP, parts++) {
+      int count = k - first < P::GROUP ? k - first : P::GROUP;
       // With the scales of a block comes the line that they are.
-      if (first % P::BLOCK == 0)
+      if (P::scales_before(first))
         for (int i = 0; i < AHEAD; i++, ahead += LINE) prefetch_far(ahead);
       const typename P::Weight* at[PANELS];
       for (int p = 0; p < PANELS; p++) at[p] = panels[p] + P::at(first, 0);
-      Lanes of_group[ROWS][PANELS];
-      clear(of_group);
-      accumulate<P, AHEAD>(of_group, rows + first, stride, at, P::GROUP, ahead);
-      ahead += AHEAD * P::offset(P::GROUP);
+      Words of_group[ROWS][PANELS];
+      for (int r = 0; r < ROWS; r++)
+        for (int p = 0; p < PANELS; p++) of_group[r][p] = words((uint32_t)parts[r * apart].start);
+      accumulate<P, AHEAD>(of_group, rows + first, stride, at, count, ahead);
+      ahead += AHEAD * P::offset(count);
 #pragma GCC unroll 4
-      for (int p = 0; p < PANELS; p++) {
-        Lanes scales = P::scales(panels[p], first);
+      for (int p = 0; p < PANELS; p++)
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) sums[r][p] = fma(of_group[r][p], scales, sums[r][p]);
-      }
+        for (int r = 0; r < ROWS; r++)
+          sums[r][p] = fma(to_float(of_group[r][p]), P::scaled(parts[r * apart].scale, panels[p], first), sums[r][p]);
     }
+  }
 }
 
 // Calls f.template run<ROWS>() for 1 <= rows <= MAX_ROWS.
