@@ -77,14 +77,16 @@ def test_what_is_computed_is_of_the_values_that_weights_stand_for(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every family, tied and not, with biases: beside the same checkpoint of rounded values."""
+    """Every family, tied and not, with biases: beside the same checkpoint of rounded values, within
+    what rows lose that are int16."""
     folder = copy_of_rounded(checkpoint(variant), tmp_path / "rounded", quantization)
     for output in ([], [7], [7, 9]):
         mine = logits_by(
             checkpoint(variant), output, monkeypatch, quantization=quantization, kernels=kernels
         )
         theirs = logits_by(folder, output, monkeypatch, kernels=kernels)
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+        assert mine.shape == theirs.shape
+        assert (mine - theirs).norm() < 1e-3 * theirs.norm()
 
 
 def test_weights_take_less(checkpoint: Checkpoint) -> None:
