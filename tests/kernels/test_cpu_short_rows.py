@@ -78,8 +78,15 @@ def drawn(count: int, k: int, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("rows", [1, 2, 6, 7, 40])
 @pytest.mark.parametrize(
     ("to", "k", "n"),
-    [("int8", 4, 3), ("int8", 252, 33), ("int8", 768, 16), ("int8", 1028, 70)]
-    + [("int4", 64, 3), ("int4", 192, 70), ("int4", 1024, 33)],
+    [
+        ("int8", 4, 3),
+        ("int8", 252, 33),
+        ("int8", 768, 16),
+        ("int8", 1028, 70),
+        ("int4", 64, 3),
+        ("int4", 192, 70),
+        ("int4", 1024, 33),
+    ],
 )
 @each_library
 def test_products_are_of_int16_to_the_bit(
@@ -106,7 +113,7 @@ def test_sums_do_not_overflow(instruction_set: str, to: str) -> None:
 def test_what_is_far_out_costs_only_its_group_what_is_near_zero(
     instruction_set: str, to: str
 ) -> None:
-    """Of a group half a step of 2^-14 of its furthest, at most; what lies in others is no matter."""
+    """Half a step of 2^-14 of its group's furthest, at most; what others have is no matter."""
     group, k = OF_ROWS[to], 2 * 256
     rows, weights = drawn(8, k, seed=1), np.zeros((k, k), np.float32)
     np.fill_diagonal(weights, 1)

@@ -22,7 +22,7 @@ from services.worker.engine.models.registry import read_config
 from tests.support import gguf
 from tests.support.tokenizers import byte_level
 from tests.unit.engine import checkpoints
-from tests.unit.engine.driving import generate, greedy, make_engine
+from tests.unit.engine.driving import assert_near, generate, greedy, make_engine
 from tests.unit.engine.test_engine_parity import watch_logits
 
 pytestmark = pytest.mark.skipif(not built(), reason="no kernels for this processor")
@@ -65,11 +65,9 @@ def test_what_is_computed_is_of_the_values_that_blocks_stand_for(
     own = {"use_sliding_window": False} if variant == "qwen2" else {}
     mine, theirs = made(tmp_path, "Q4_0", variant, **own)
     for kernels in (built()[0], "reference"):
-        torch.testing.assert_close(
+        assert_near(
             logits_of(mine, monkeypatch, kernels=kernels, dtype="float32"),
             logits_of(theirs, monkeypatch, kernels="reference"),
-            rtol=1e-4,
-            atol=1e-4,
         )
 
 

@@ -19,7 +19,14 @@ from services.worker.engine import EngineConfig, Request
 from services.worker.engine.config import QUANTIZATIONS
 from services.worker.engine.engine import Engine
 from tests.unit.engine import checkpoints
-from tests.unit.engine.driving import drive, generate, greedy, make_engine, make_prompts
+from tests.unit.engine.driving import (
+    assert_near,
+    drive,
+    generate,
+    greedy,
+    make_engine,
+    make_prompts,
+)
 from tests.unit.engine.guessing import KINDS, guessing_engine, requests_of, told
 from tests.unit.engine.test_engine_parity import watch_logits
 
@@ -77,16 +84,14 @@ def test_what_is_computed_is_of_the_values_that_weights_stand_for(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every family, tied and not, with biases: beside the same checkpoint of rounded values, within
-    what rows lose that are int16."""
+    """Every family, tied and not, with biases: beside the same checkpoint of rounded values."""
     folder = copy_of_rounded(checkpoint(variant), tmp_path / "rounded", quantization)
     for output in ([], [7], [7, 9]):
         mine = logits_by(
             checkpoint(variant), output, monkeypatch, quantization=quantization, kernels=kernels
         )
         theirs = logits_by(folder, output, monkeypatch, kernels=kernels)
-        assert mine.shape == theirs.shape
-        assert (mine - theirs).norm() < 1e-3 * theirs.norm()
+        assert_near(mine, theirs)
 
 
 def test_weights_take_less(checkpoint: Checkpoint) -> None:

@@ -21,7 +21,7 @@ from services.worker.engine.model_config import UnsupportedModel
 from services.worker.engine.models.registry import read_config
 from tests.support import quantized
 from tests.unit.engine import checkpoints
-from tests.unit.engine.driving import make_engine
+from tests.unit.engine.driving import assert_near, make_engine
 from tests.unit.engine.test_gguf import logits_of
 
 pytestmark = pytest.mark.skipif(not built(), reason="no kernels for this processor")
@@ -133,7 +133,7 @@ def test_an_engine_computes_of_the_values(
     with caplog.at_level(logging.WARNING):
         for kernels in (built()[0], "reference"):
             found = logits_of(mine, monkeypatch, kernels=kernels)
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            assert_near(found, expected)
     _, _, held, kind = LAYOUTS[layout]
     assert (f"14 matrices of {kind} are widened to float32" in caplog.text) == (not held)
     small, wide = (make_engine(folder).info.parameter_bytes for folder in (mine, theirs))
