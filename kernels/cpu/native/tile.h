@@ -25,10 +25,14 @@
 // them would put all rows of a tile into the same few lines of the first cache.
 enum { OPERAND_PAD = 32 };
 
-struct Unscaled {
+struct Ungrouped {
+  typedef Lanes Sum;
   enum { GROUP = 0 };
   static inline long stride(long k) { return k + OPERAND_PAD; }
   static inline long offset(long k) { return k * PANEL; }
+};
+
+struct Unscaled : Ungrouped {
   static inline long size(long k) { return k * PANEL; }
   static inline Lanes finish(Lanes sum, const void*, long) { return sum; }
 };
@@ -36,7 +40,6 @@ struct Unscaled {
 struct FloatPanels : Unscaled {  // float rows, float panels
   typedef float Row;
   typedef float Weight;
-  typedef Lanes Sum;
   enum { STEP = 1, STEPS = 1 };
   static inline float value(const Weight* panel, long, long k, int column) { return panel[k * PANEL + column]; }
   static inline Lanes step(const Row* row, const Weight* panel, Lanes sum) { return fma(all(row[0]), load(panel), sum); }
@@ -44,7 +47,6 @@ struct FloatPanels : Unscaled {  // float rows, float panels
 
 struct InPairs : Unscaled {
   typedef bf16 Weight;
-  typedef Lanes Sum;
   enum { STEP = 2, STEPS = 1 };
   static inline float value(const Weight* panel, long, long k, int column) {
     return from_bf16(panel[(k / 2 * PANEL + column) * 2 + k % 2]);
