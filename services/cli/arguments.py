@@ -82,6 +82,12 @@ def index(parser: argparse.ArgumentParser) -> None:
         help="name or id; made where there is none",
     )
     parser.add_argument(
+        "--embedder",
+        default="",
+        metavar="MODEL",
+        help="embedding model of a store that is made; one that is there must have it",
+    )
+    parser.add_argument(
         "--prune", action="store_true", help="remove from the store what left the folder"
     )
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 import asyncio
 import getpass
+import json
 import socket
 import sys
 import time
@@ -149,8 +150,10 @@ async def _served(stores: Stores) -> set[str]:
     names = {served.model for served in await listed(stores.redis, settings)}
     view = Directory(stores.redis, settings.namespace, "retrieval", settings.lease_s)
     await view.refresh()
-    embeds = (replica.facts.get("embedding_model", "") for replica in view.replicas.values())
-    return names | set(filter(None, embeds))
+    for replica in view.replicas.values():
+        embeds = replica.facts.get("embedding_model", "")
+        names |= {*filter(None, [embeds]), *json.loads(replica.facts.get("embedders", "{}"))}
+    return names
 
 
 def found(thing: T | None, what: str, name: str) -> T:

@@ -1,8 +1,9 @@
 """The retrieval service: its parts, its calls, their deadlines, and drain."""
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from protos import retrieval_pb2 as pb
 from protos import retrieval_pb2_grpc
 from services.common import retrieval_abilities
 from services.common.blobs import Blobs
-from services.common.config import Settings
+from services.common.config import RetrievalSettings, Settings
 from services.common.errors import PenstockError, unavailable
 from services.common.metrics_server import Page
 from services.common.policy import PolicyFile
@@ -34,6 +35,7 @@ from services.retrieval.index.points import Points
 from services.retrieval.index.server import ServerPoints
 from services.retrieval.index.store import Store
 from services.retrieval.pipeline import Parts
+from services.retrieval.pipeline.parts import OfModel
 from services.retrieval.prototypes import Prototypes
 
 _SHARE_OF_TIMEOUT = 0.8  # so that a search with a slow store can still say so in its own time
@@ -59,43 +61,34 @@ class RetrievalService(Service):
         own = self.settings.retrieval
         self._policy = PolicyFile.of_settings(self.settings.policy)
         await self._policy.start()
-        model = await asyncio.to_thread(EmbeddingModel.load, own.embedding_model)
-        _refuse_large_chunks(own.chunk_tokens, model)
-        embedder = Embedder(model.read, lambda: model.steps)
-        calls = Calls(_points(self.settings, model), own.timeout_s * _SHARE_OF_TIMEOUT)
-        chunkers = Chunkers(
-            ProcessOptions(
-                folder=str(model.folder),
-                max_chunks=own.max_document_chunks,
-                cpu_s=own.chunking_cpu_s,
-                memory_bytes=own.chunking_memory_bytes,
-                limits=Limits(
-                    chars=own.max_document_chars,
-                    pages=own.max_document_pages,
-                    unpacked_bytes=own.max_unpacked_bytes,
-                ),
-            )
-        )
+        models = [await asyncio.to_thread(EmbeddingModel.load, own.embedding_model)]
+        for name, spec in own.embedders.items():
+            models.append(await asyncio.to_thread(EmbeddingModel.load, spec, name))
+        _refuse_same_names(models)
+        calls = Calls(_points(self.settings, models), own.timeout_s * _SHARE_OF_TIMEOUT)
         revisions = Revisions(self.redis, self.settings.namespace, _WRITE_S)
         blobs = Blobs.of(self.settings)
         await blobs.claim(self.redis)
+        first, *others = [_of_model(own, model, calls, revisions) for model in models]
         self.parts = Parts(
             own,
             blobs,
             self.telemetry,
-            model,
-            chunkers,
-            embedder,
+            first.model,
+            first.chunkers,
+            first.embedder,
             calls,
-            Store(calls, revisions),
+            first.store,
             self._policy,
-            Prototypes(model, embedder),
+            first.prototypes,
             Searches(own, revisions),
+            {one.model.name: one for one in others},
         )
-        embedder.start()
-        # The first pass is the slowest.
-        await embedder.embed("", [model.reader.query("ready?").ids])
-        await asyncio.gather(calls.open(), chunkers.start())
+        for one in self._of_models():
+            one.embedder.start()
+            # The first pass is the slowest.
+            await one.embedder.embed("", [one.model.reader.query("ready?").ids])
+        await asyncio.gather(calls.open(), *(one.chunkers.start() for one in self._of_models()))
         self.servicer = Servicer(self.parts)
         retrieval_pb2_grpc.add_RetrievalServicer_to_server(self.servicer, server)
 
@@ -106,16 +99,20 @@ class RetrievalService(Service):
         return {
             "embedding_model": model.name,
             "embedder": model.fingerprint,
+            "embedders": json.dumps({one.model.name: _told(one) for one in self._of_models()}),
             "dimension": str(model.dimension),
             "max_tokens": str(model.reader.max_tokens),
-            "max_chunk_tokens": str(model.reader.max_tokens - model.reader.special_tokens),
+            "max_chunk_tokens": str(_room(model)),
             "store": self.parts.calls.kind,
             **retrieval_abilities.told(),
         }
 
     def check(self) -> None:
-        if self.parts is not None:
-            self.parts.embedder.check()
+        for one in self._of_models():
+            one.embedder.check()
+
+    def _of_models(self) -> "list[Parts | OfModel]":
+        return [self.parts, *self.parts.others.values()] if self.parts is not None else []
 
     async def drain(self, grace_s: float) -> None:
         if self.servicer is not None:
@@ -128,9 +125,10 @@ class RetrievalService(Service):
         if self._policy is not None:
             await self._policy.stop()
         if self.parts is not None:
-            await self.parts.chunkers.stop()
-            await self.parts.embedder.stop()
-            await self.parts.store.finish()
+            for one in self._of_models():
+                await one.chunkers.stop()
+                await one.embedder.stop()
+                await one.store.finish()
             await self.parts.calls.close()
             self.parts.questions.stop()
             self.parts.texts.stop()
@@ -235,14 +233,35 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
             metrics.REQUEST_SECONDS.labels(method).observe(time.monotonic() - began)
 
 
-def _points(settings: Settings, model: EmbeddingModel) -> Points:
-    layout = Layout(
-        str(settings.data_dir), settings.namespace, model.name, model.fingerprint, model.dimension
+def _of_model(
+    own: RetrievalSettings, model: EmbeddingModel, calls: Calls, revisions: Revisions
+) -> OfModel:
+    _refuse_large_chunks(own.chunk_tokens, model)
+    embedder = Embedder(model.read, lambda: model.steps)
+    chunkers = Chunkers(
+        ProcessOptions(
+            folder=str(model.folder),
+            max_chunks=own.max_document_chunks,
+            cpu_s=own.chunking_cpu_s,
+            memory_bytes=own.chunking_memory_bytes,
+            limits=Limits(
+                chars=own.max_document_chars,
+                pages=own.max_document_pages,
+                unpacked_bytes=own.max_unpacked_bytes,
+            ),
+        )
     )
+    store = Store(calls, revisions, model.fingerprint)
+    return OfModel(model, chunkers, embedder, store, Prototypes(model, embedder))
+
+
+def _points(settings: Settings, models: Sequence[EmbeddingModel]) -> Points:
+    place = str(settings.data_dir), settings.namespace
+    layouts = [Layout(*place, one.name, one.fingerprint, one.dimension) for one in models]
     if not settings.qdrant_url:
-        return EdgePoints(layout)
+        return EdgePoints(*layouts)
     return ServerPoints(
-        layout,
+        layouts,
         settings.qdrant_url,
         settings.qdrant_api_key.get_secret_value() or None,
         settings.qdrant_ca,
@@ -250,10 +269,28 @@ def _points(settings: Settings, model: EmbeddingModel) -> Points:
     )
 
 
+def _told(one: Parts | OfModel) -> dict[str, str | int]:
+    """As it is registered."""
+    return {"fingerprint": one.model.fingerprint, "max_chunk_tokens": _room(one.model)}
+
+
+def _room(model: EmbeddingModel) -> int:
+    """Tokens of a chunk."""
+    return model.reader.max_tokens - model.reader.special_tokens
+
+
 def _refuse_large_chunks(size: int, model: EmbeddingModel) -> None:
-    room = model.reader.max_tokens - model.reader.special_tokens
-    if size > room:
+    if size > (room := _room(model)):
         raise ValueError(
             f"chunks of {size} tokens do not fit the window of {model.name}: at most {room} "
             "(PENSTOCK_RETRIEVAL__CHUNK_TOKENS)"
+        )
+
+
+def _refuse_same_names(models: Sequence[EmbeddingModel]) -> None:
+    first, *others = [model.name for model in models]
+    if first in others:
+        raise ValueError(
+            f"{first} is the name of PENSTOCK_RETRIEVAL__EMBEDDING_MODEL: another in "
+            "PENSTOCK_RETRIEVAL__EMBEDDERS needs another name"
         )

@@ -64,6 +64,7 @@ class Models:
 class Retrieval:
     def __init__(self) -> None:
         self.embedding_model = EMBEDDING_MODEL
+        self.further: set[str] = set()  # embedding models
         self.searches: list[SearchRequest] = []
         self.reply: SearchReply | PenstockError = SearchReply()
         self.judged: list[JudgeRequest] = []
@@ -73,6 +74,9 @@ class Retrieval:
 
     async def model(self, patience_s: float) -> str:
         return self.embedding_model
+
+    def has(self, model: str) -> bool:
+        return model in self.further
 
     async def judge(self, request: JudgeRequest, span: Any, record: Any) -> JudgeReply:
         self.judged.append(request)

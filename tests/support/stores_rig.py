@@ -56,6 +56,7 @@ class ScriptedRetrieval:
         self.note = ""
         self.embedding_model = ""
         self.embedder = "e1"
+        self.further: dict[str, str] = {}  # fingerprints of further models, by name
         self.by: dict[tuple[str, str, str], str] = {}  # who embedded a document
         self.embedded: list[tuple[str, str]] = []  # by whom, whose file; each time
         self.failures: dict[str, Exception] = {}  # of a file
@@ -63,6 +64,10 @@ class ScriptedRetrieval:
         self.begun = 0
         self.indexing = 0
         self.most_at_once = 0
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        return {**self.further, "": self.embedder}
 
     async def model(self, patience_s: float = 0.0) -> str:
         self.embedding_model = "tiny-embed"
@@ -80,17 +85,18 @@ class ScriptedRetrieval:
             if request.source_id in self.failures:
                 raise self.failures[request.source_id]
             place = (request.caller.tenant, request.collection, request.source_id)
-            if request.reindexing and self.by.get(place) == self.embedder:
-                return IndexReply(embedder=self.embedder)
-            self.by[place] = self.embedder
-            self.embedded.append((self.embedder, request.source_id))
+            embedder = self.fingerprints[request.embedder]
+            if request.reindexing and self.by.get(place) == embedder:
+                return IndexReply(embedder=embedder)
+            self.by[place] = embedder
+            self.embedded.append((embedder, request.source_id))
             there = self.documents.get(place)
             if there is None or there.revision <= request.revision:
                 self.documents[place] = request
             for progress in self.progress:
                 await tell(progress)
             text = b"".join([piece async for piece in self.blobs.read(request.blob)])
-            return IndexReply(tokens=len(text.split()), note=self.note, embedder=self.embedder)
+            return IndexReply(tokens=len(text.split()), note=self.note, embedder=embedder)
         except asyncio.CancelledError:
             self.cancelled += 1
             await self.let_go.wait()

@@ -73,6 +73,8 @@ NAMES = """
     ChatRequest.FileSearch.ranker PublicSearchStoreRequest.ranker
     ChunkingStrategy.type ExpiresAfter.anchor SetAttributesRequest.collection
     SetAttributesRequest.source_id Searched.reranked PublicSearchStoreReply.reranked
+    SearchRequest.embedder IndexRequest.embedder CreateVectorStoreRequest.embedding_model
+    UpdateVectorStoreRequest.embedding_model
 """
 # Of runs that outlive their connections (decision 0046): what the client sent, kept as it is and
 # looked at anew by whoever goes on; what was told of an answer, behind the policy.

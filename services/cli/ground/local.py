@@ -41,7 +41,7 @@ class LocalGround:
 
     def checked(self, settings: Settings) -> Settings:
         """The models' checkpoints are on this machine afterwards, and can be read."""
-        check_embeddings(settings.retrieval.embedding_model)
+        check_embeddings(settings.retrieval)
         models = [made_local(model, settings, self._report) for model in settings.models]
         settings = settings.on_node("127.0.0.1").model_copy(update={"models": models})
         check_ports(settings)

@@ -37,21 +37,31 @@ class RemoteStore:
         self._folder = folder
 
     @classmethod
-    def called(cls, api: httpx.Client, name: str, folder: str) -> tuple["RemoteStore", bool]:
-        """The one of this name or id, and whether it was made just now. Raises ValueError where
-        several have the name."""
-        ids = [
-            store["id"]
+    def called(
+        cls, api: httpx.Client, name: str, folder: str, embedder: str = ""
+    ) -> tuple["RemoteStore", bool]:
+        """The one of this name or id, and whether it was made just now; `embedder`: the embedding
+        model that it has, or gets. Raises ValueError where several have the name, or this one has
+        another model."""
+        found = [
+            store
             for store in _all(api, "/v1/vector_stores")
             if name in (store["id"], store["name"])
         ]
+        ids = [store["id"] for store in found]
         if len(ids) > 1:
             raise ValueError(
                 f"--store: {len(ids)} are called {name!r}, give an id: {', '.join(ids)}"
             )
         made = not ids
         if made:
-            ids = [_sent(lambda: api.post("/v1/vector_stores", json={"name": name}))["id"]]
+            about = {"name": name, **({"embedding_model": embedder} if embedder else {})}
+            ids = [_sent(lambda: api.post("/v1/vector_stores", json=about))["id"]]
+        elif embedder and found[0]["embedding_model"] != embedder:
+            raise ValueError(
+                f"--embedder: {name!r} is indexed with {found[0]['embedding_model']!r}; "
+                "an update of the store's embedding_model has it indexed anew"
+            )
         return cls(api, ids[0], folder), made
 
     def held(self) -> dict[str, list[Held]]:

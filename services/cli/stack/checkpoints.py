@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kernels.cpu.library import Unavailable
 from services.common.checkpoint import is_gguf, is_hub_id, locate
-from services.common.config import ModelSpec, Settings
+from services.common.config import ModelSpec, RetrievalSettings, Settings
 from services.worker.engine.checkpoint import check_weights
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cpu_runner import check_fits
@@ -83,12 +83,17 @@ def _check_quantization(config: EngineConfig, model: ModelConfig) -> None:
             raise ValueError(f"{whose}quantization {config.quantization!r}: {error}") from None
 
 
-def check_embeddings(name: str) -> None:
-    """Raises RuntimeError when there cannot be such an embedding model; what is wrong inside of one
+def check_embeddings(settings: RetrievalSettings) -> None:
+    """Raises RuntimeError when there cannot be such embedding models; what is wrong inside of one
     retrieval says."""
-    if not name:  # the built-in one
-        return
-    setting, folder = "setting PENSTOCK_RETRIEVAL__EMBEDDING_MODEL", Path(name)
+    if settings.embedding_model:  # else the built-in one
+        _check_embeddings("EMBEDDING_MODEL", settings.embedding_model)
+    for name, path in settings.embedders.items():
+        _check_embeddings(f"EMBEDDERS, {name!r}", path)
+
+
+def _check_embeddings(setting: str, name: str) -> None:
+    setting, folder = f"setting PENSTOCK_RETRIEVAL__{setting}", Path(name)
     if folder.is_dir() and not (folder / "config.json").exists():
         raise RuntimeError(f"{setting}: {name} has no config.json")
     if not folder.is_dir() and not is_hub_id(name):

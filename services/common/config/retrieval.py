@@ -11,6 +11,11 @@ class RetrievalSettings(ServiceSettings):
     embedding_model: str = Field(
         "", description="folder or hub id of a sentence-transformers model; empty: built-in MiniLM"
     )
+    embedders: dict[str, str] = Field(
+        {},
+        description="further ones, by the name that a vector store chooses one by; JSON, each as "
+        "above. Each has a thread, and its memory",
+    )
     replicas: int = Field(
         1, ge=1, description="of the Serve graph; two need a Qdrant server, for both to share"
     )

@@ -150,11 +150,12 @@ class Meter:
         route: str,
         model: str,
         expected: tuple[int, int],
+        part: str = "",
     ) -> AsyncIterator[Metered]:
         """Another model's work for a request that is let in: its tokens and cost count, it is no
-        further request but to limits of that model, and it has a line of its own in the ledger.
-        Raises as `admit`."""
-        run = self._run_of(who, f"{metered.run.id}:{route}", route, model, expected)
+        further request but to limits of that model, and it has a line of its own in the ledger;
+        `part`: of several of a route. Raises as `admit`."""
+        run = self._run_of(who, f"{metered.run.id}:{route}{part}", route, model, expected)
         run.bounds = [b for b in run.bounds if b.limit.of in ("tokens", "cost") or b.limit.model]
         beside = Metered(run, self._prices)
         reserved = await self._reserve(beside)

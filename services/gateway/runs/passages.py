@@ -1,5 +1,8 @@
 """What a prompt's vector stores have on its question."""
 
+import asyncio
+from collections.abc import Sequence
+
 from protos.common_pb2 import Caller, Searched
 from protos.retrieval_pb2 import SearchReply, SearchRequest
 from services.common.errors import PenstockError
@@ -15,7 +18,13 @@ from services.gateway.runs.records import Journal
 from services.gateway.runs.reranking import Reranking
 from services.gateway.runs.rewriting.asking import whole_question
 from services.gateway.stores.retrieval_client import is_outage
-from services.gateway.stores.searching import model_warnings, stale_warning, usage_of
+from services.gateway.stores.searching import (
+    fused,
+    model_warnings,
+    searched_by,
+    stale_warning,
+    usage_of,
+)
 from services.gateway.stores.store_files import Unready
 
 ROUTE = "search"  # in the ledger
@@ -50,7 +59,9 @@ async def retrieve(
     wide = reranking.widened(request)
     with gateway.telemetry.span("retrieve", stores=len(prompt.stores)) as searching:
         try:
-            reply = await _search(gateway, principal, metered, wide, searching, journal)
+            reply = await _search(
+                gateway, principal, metered, wide, files, warnings, searching, journal
+            )
         except LimitError:
             raise
         except PenstockError as error:
@@ -92,14 +103,64 @@ async def _search(
     principal: Principal,
     metered: Metered,
     request: SearchRequest,
+    files: Unready,
+    warnings: list[str],
+    span: Span,
+    journal: Journal,
+) -> SearchReply:
+    """Of stores with several embedding models one for each of these, told as one. What of them
+    cannot be searched a warning says; raises what the first does where none can."""
+    await gateway.retrieval.model(gateway.settings.retrieval.timeout_s)
+    of_models: dict[str, list[str]] = {}
+    for store in request.collections:
+        embedder, missing = searched_by(gateway.retrieval, files.models.get(store, ""))
+        of_models.setdefault(embedder, []).append(store)
+        warnings.extend([f"{store}: {missing}"] if missing else [])
+
+    async def of(number: int, embedder: str, stores: Sequence[str]) -> SearchReply | PenstockError:
+        one = SearchRequest(embedder=embedder)
+        one.MergeFrom(request)
+        del one.collections[:]
+        one.collections.extend(stores)
+        part = f":{number}" if number else ""
+        try:
+            return await _search_one(gateway, principal, metered, one, part, span, journal)
+        except PenstockError as error:
+            if isinstance(error, LimitError) or not is_outage(error):
+                raise
+            return error
+
+    each = [of(number, *one) for number, one in enumerate(of_models.items())]
+    try:
+        async with asyncio.TaskGroup() as group:
+            searches = [group.create_task(one) for one in each]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    outcomes = [one.result() for one in searches]
+    replies = [one for one in outcomes if isinstance(one, SearchReply)]
+    failures = [one for one in outcomes if isinstance(one, PenstockError)]
+    if not replies:
+        raise failures[0]
+    for stores, outcome in zip(of_models.values(), outcomes, strict=True):
+        if isinstance(outcome, PenstockError):
+            warnings.append(f"answered without {', '.join(stores)}: {outcome.message}")
+    return fused(replies, request.limit)
+
+
+async def _search_one(
+    gateway: Gateway,
+    principal: Principal,
+    metered: Metered,
+    request: SearchRequest,
+    part: str,
     span: Span,
     journal: Journal,
 ) -> SearchReply:
     """At the embedding model's price, under its own line in the ledger."""
-    model = await gateway.retrieval.model(gateway.settings.retrieval.timeout_s)
+    model = request.embedder or gateway.retrieval.embedding_model
     principal.authorize_embedding(model)
     most = (of_texts([request.query]), 0)
-    async with gateway.meter.beside(metered, principal, ROUTE, model, most) as beside:
+    async with gateway.meter.beside(metered, principal, ROUTE, model, most, part) as beside:
         reply = await gateway.retrieval.search_for_chat(request, span, journal.below)
         beside.usage = lambda: usage_of([reply])
     return reply

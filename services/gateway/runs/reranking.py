@@ -90,7 +90,7 @@ class Reranking:
                 else:
                     self.by = self.model
         for request, reply in searches:
-            _cut(request, reply)
+            _cut(request, reply, in_order=not self.by)
 
     async def _tried(
         self, who: Principal, metered: Metered, pairs: Sequence[Pair], span: Span, below: Record
@@ -147,9 +147,10 @@ def _pool(pairs: Sequence[Pair], window: int) -> Pool:
     return pool
 
 
-def _cut(request: SearchRequest, reply: SearchReply) -> None:
-    least = request.score_threshold
-    best = sorted(reply.passages, key=lambda passage: -passage.score)
+def _cut(request: SearchRequest, reply: SearchReply, *, in_order: bool) -> None:
+    least, best = request.score_threshold, list(reply.passages)
+    if not in_order:
+        best.sort(key=lambda passage: -passage.score)
     good = (passage for passage in best if not least or passage.score >= least)
     told = list(islice(good, request.limit))
     del reply.passages[:]

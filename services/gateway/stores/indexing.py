@@ -56,6 +56,7 @@ _FOR_NOW = ("rate_limit_exceeded", "limits_unavailable")  # for which a file wai
 _AWAY = frozenset(
     {
         "blobs_unavailable",
+        "other_embedders",
         "queue_full",
         "retrieval_outdated",
         "revisions_away",
@@ -110,12 +111,12 @@ class Indexing:
         self._standing = standing
         self._most_chars = max_chars
 
-    async def expect(self, who: Principal, files: int) -> None:
+    async def expect(self, who: Principal, files: int, model: str = "") -> None:
         """Raises RESOURCE_EXHAUSTED ("index_queue_full") when so many more of the tenant's files
         are too many, or "storage_full"; PERMISSION_DENIED where he may not use the embedding
-        model."""
-        if files and (model := self._retrieval.embedding_model):  # else asked when it is known
-            who.authorize_embedding(model)
+        model, which is the installation's if none is told."""
+        if files and (named := model or self._retrieval.embedding_model):  # else when it is known
+            who.authorize_embedding(named)
         self._files.room.check()
         if files and await self._jobs.queues.size(self._queue(who.tenant)) + files > _QUEUE:
             raise PenstockError(
@@ -133,11 +134,12 @@ class Indexing:
         store: str,
         wanted: Sequence[Wanted],
         batch: FileBatch | None = None,
+        model: str = "",
     ) -> list[AttachedFile]:
         """Attaches files and indexes them in the background, at the cost of `who`. Raises as
         `expect` does, NOT_FOUND where the store is gone, INVALID_ARGUMENT where it expired."""
         tenant, now = caller.tenant, int(time.time())
-        await self.expect(who, len(wanted))
+        await self.expect(who, len(wanted), model)
         attached = [
             AttachedFile(
                 id=file.id,
@@ -214,13 +216,15 @@ class Indexing:
         caller = _caller(job, task)
         try:
             who = await self._standing.of(task.who)
-            metered = await self._let_in(who, job, attached)
+            named = await self._records.embedding_model(job.queue.tenant, task.store)
+            metered = await self._let_in(who, job, attached, named)
             try:
                 async with asyncio.timeout(INDEXING_S):
                     reply = await self.searchable.index(
                         who.caller(task.request_id),
                         attached,
                         self._outcomes.progress(caller, attached),
+                        named,
                     )
                 metered.usage = lambda: Usage(prompt_tokens=reply.tokens)
                 await self._meter.settle(metered)
@@ -247,9 +251,11 @@ class Indexing:
             attached.fail("internal error")
         await self._outcomes.note(caller, attached)
 
-    async def _let_in(self, who: Principal, job: Claimed, attached: AttachedFile) -> Metered:
+    async def _let_in(
+        self, who: Principal, job: Claimed, attached: AttachedFile, named: str
+    ) -> Metered:
         """With room in all limits. Raises Later where one has none for now."""
-        model = await self._retrieval.model(INDEX_PATIENCE_S)
+        model = named or await self._retrieval.model(INDEX_PATIENCE_S)
         who.authorize_embedding(model)
         id = f"{attached.id}:{attached.attachment}"
         most = (of_bytes(min(attached.bytes, self._most_chars)), 0)

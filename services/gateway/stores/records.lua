@@ -22,11 +22,12 @@
 --   create       store, record, days ('' never), most (stores)  -> ok | full
 --   change       store, before, after, days  -> ok | gone | expired | changed
 --   show         store...                    -> (record or false, facts: also whether it expired)*
---   search       most, embedder (''), store...: they are used
+--   search       most, embedders (JSON: by the model's name, '' the installation's), store...: they
+--                are used
 --                                            -> (ok | gone | expired for each), how many files are
 --                                               unready in all, of so many the records,
 --                                               what those say of their caches,
---                                               which are to be embedded anew by the embedder
+--                                               which are to be embedded anew by its embedder, the models' names
 --   room         most (files in all stores), how many more  -> ok | full
 --   put          store, most (as above), attributes (bytes at most in all stores), batch (''), its
 --                record, (file, record)*     -> ok | gone | expired | full | attributes
@@ -224,16 +225,23 @@ end
 -- A full Redis takes no writes, and searches go on.
 local function used(store) redis.pcall('HSET', key(store, 'facts'), 'active', now) end
 
-function ops.search(most, embedder, ...)
-  local states, found, total, caches, due = {}, {}, 0, {}, {}
+function ops.search(most, embedders, ...)
+  local states, found, total, caches, due, models = {}, {}, 0, {}, {}, {}
+  embedders = cjson.decode(embedders)
   for _, store in ipairs({...}) do
     local no = refused(store)
+    local record = call('HGET', STORES, store)
+    local model = ''
+    if record and string.find(record, '"embedding_model":"[^"]') then
+      model = cjson.decode(record).embedding_model
+    end
     table.insert(states, no or 'ok')
+    table.insert(models, model)
     if not no then
       used(store)
+      local embedder = embedders[model] or ''
       if embedder ~= '' and is_due(store, embedder) then table.insert(due, store) end
     end
-    local record = call('HGET', STORES, store)
     if record and string.find(record, '"cache":{', 1, true) then
       table.insert(caches, cjson.encode(cjson.decode(record).cache))
     end
@@ -250,7 +258,7 @@ function ops.search(most, embedder, ...)
       end
     end
   end
-  return {states, total, found, caches, due}
+  return {states, total, found, caches, due, models}
 end
 
 -- A file in several stores counts in each.

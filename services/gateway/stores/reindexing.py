@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -65,6 +65,7 @@ class Round(BaseModel):
 
     store: str
     embedder: str
+    model: str = ""  # its name, as the store's record has it
     token: str  # whose it is: the records have another one as soon as this one is not to go on
     request_id: str
     files: list[Attachment] = []
@@ -118,9 +119,10 @@ class Reindexing:
         self._beginning: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     @property
-    def embedder(self) -> str:
-        """The present one; empty while it is not known."""
-        return self._retrieval.embedder
+    def embedders(self) -> Mapping[str, str]:
+        """The present ones by the models' names, '' the installation's; empty while one is not
+        known."""
+        return self._retrieval.fingerprints
 
     def notice(self, tenant: str, stores: Iterable[str]) -> None:
         """They were searched, and have files that are due: it begins, in the background."""
@@ -134,10 +136,10 @@ class Reindexing:
         """If files are due, and nobody is at them. `asked`: also where it was cancelled, or failed.
         Raises NOT_FOUND, INVALID_ARGUMENT for a store that expired, UNAVAILABLE while the present
         embedding model is not known."""
-        await self._records.store(tenant, store)
+        model = (await self._records.store(tenant, store)).record.embedding_model
         token = secrets.token_hex(8)
-        id = f"{store}:{token}"
-        round = Round(store=store, embedder=self._present(), token=token, request_id=id)
+        about = {"embedder": self._present(model), "model": model, "token": token}
+        round = Round(store=store, request_id=f"{store}:{token}", **about)
         queue, job = self._queue(tenant), round.model_dump_json()
         async with self._jobs.promised(queue, job):
             told = (tenant, store, round.embedder, round.token, _HELD_S)
@@ -146,7 +148,8 @@ class Reindexing:
 
     async def cancel(self, tenant: str, store: str) -> None:
         """The file under way is the last. Raises as `begin`."""
-        await self._records.stop_reindexing(tenant, store, self._present())
+        model = (await self._records.store(tenant, store)).record.embedding_model
+        await self._records.stop_reindexing(tenant, store, self._present(model))
 
     # ---- jobs.Kind ----------------------------------------------------------------------------
 
@@ -155,12 +158,14 @@ class Reindexing:
         round, tenant = Round.model_validate_json(job.body), job.queue.tenant
         first = next(iter(round.files), None)
         held = await self._records.hold_reindexing(tenant, round.store, round.token, _HELD_S)
-        if not held or self.embedder not in (round.embedder, ""):
+        model = await self._records.embedding_model(tenant, round.store)
+        present = self.embedders.get(model, "")
+        if not held or present not in (round.embedder, ""):
             if first is not None and job.claims > 1:  # whoever had it may have been amid the file
                 await self._searchable.forget(_caller(tenant, round), first)
             await self._records.end_reindexing(tenant, round.store, round.token, "pending")
             return
-        if not self.embedder:
+        if not present:
             raise await self._later(tenant, round, _OTHERS_S, "the embedding model is changing")
         if first is None:
             due = await self._due(tenant, round)
@@ -218,7 +223,7 @@ class Reindexing:
     async def _index(self, tenant: str, round: Round, attached: AttachedFile) -> IndexReply:
         """At the tenant's cost: who attached it may have left."""
         who = await self._standing.of_tenant(tenant, round.store, "low")
-        model = await self._retrieval.model()
+        model = round.model or await self._retrieval.model()
         who.authorize_embedding(model)
         id = f"{attached.id}:{attached.attachment}:{round.embedder}"
         most = (of_bytes(min(attached.bytes, self._most_chars)), 0)
@@ -226,7 +231,9 @@ class Reindexing:
             async with asyncio.timeout(INDEXING_S):
                 tell = self._looking(tenant, attached)
                 caller = who.caller(round.request_id)
-                reply = await self._searchable.index(caller, attached, tell, reindexing=True)
+                reply = await self._searchable.index(
+                    caller, attached, tell, round.model, reindexing=True
+                )
             metered.usage = lambda: Usage(prompt_tokens=reply.tokens)
             await self._meter.settle(metered)
         return reply
@@ -335,11 +342,11 @@ class Reindexing:
         await self._records.hold_reindexing(tenant, round.store, round.token, held_s, why)
         return Later(round.model_dump_json(), wait_s)
 
-    def _present(self) -> str:
-        if not self.embedder:
+    def _present(self, model: str) -> str:
+        if not (present := self.embedders.get(model, "")):
             why = "the present embedding model is not known, or changing"
             raise unavailable(why, stage="gateway", reason="no_replica", retry_after_s=_AGAIN_S)
-        return self.embedder
+        return present
 
     def _queue(self, tenant: str) -> Queue:
         return Queue(self.name, tenant, "stores")

@@ -1,9 +1,10 @@
 """Calls to the retrieval service: one channel per replica that the registry lists."""
 
 import asyncio
+import json
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ from_zero(metrics.retrieval_skipped, (code.name.lower() for code in _OUTAGES))
 # Of a replica's search: another may find what this one did not in its part of the time.
 _ELSEWHERE = frozenset({"timeout", "store_slow", "store_away", "store_failed", "embedder_slow"})
 # Of a replica: another may take the call, or the same once it has looked at its policy's file.
-_LOST = frozenset({"unreachable", "draining", "other_policy"})
+_LOST = frozenset({"unreachable", "draining", "other_policy", "other_embedders"})
 
 
 Hear = Callable[[Any], Awaitable[None]]
@@ -55,6 +56,11 @@ class _Bounds(NamedTuple):
 
     end_s: float
     patience_s: float  # until a replica takes it
+
+
+class _Embedder(NamedTuple):
+    fingerprint: str
+    max_chunk_tokens: int
 
 
 class RetrievalClient:
@@ -82,10 +88,25 @@ class RetrievalClient:
         self.embedder = ""
         """Its fingerprint; empty also while replicas have several, as they do while one model takes
         another's place."""
-        self.max_chunk_tokens = 0
-        """Of a chunk that its model reads whole; 0: not told yet."""
+        self._embedders: dict[str, _Embedder] = {}
+        """Of all models, by their names."""
         self._channels: dict[str, Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def fingerprints(self) -> Mapping[str, str]:
+        """Of all embedding models that are there, by their names; '' is the installation's."""
+        known = {name: one.fingerprint for name, one in self._embedders.items()}
+        return {**known, "": self.embedder}
+
+    def has(self, model: str) -> bool:
+        """Whether a store may choose this one, by its name."""
+        return model in self._embedders
+
+    def max_chunk_tokens(self, model: str = "") -> int:
+        """Of a chunk that the model reads whole; 0: not told yet."""
+        one = self._embedders.get(model or self.embedding_model)
+        return one.max_chunk_tokens if one is not None else 0
 
     async def start(self) -> None:
         await self._directory.start()
@@ -264,10 +285,22 @@ class RetrievalClient:
         for replica in added:
             self._channels[replica.id] = self._dial(replica)
             self.embedding_model = replica.facts.get("embedding_model", self.embedding_model)
-            self.max_chunk_tokens = int(replica.facts.get("max_chunk_tokens", 0))
         replicas = self._directory.replicas.values()
+        if replicas:  # else what there was may come back
+            self._embedders = _embedders(replicas)
         if embedders := {replica.facts.get("embedder", "") for replica in replicas}:
             self.embedder = embedders.pop() if len(embedders) == 1 else ""
+
+
+def _embedders(replicas: Iterable[Replica]) -> dict[str, _Embedder]:
+    """Those that any replica has; without a fingerprint where two have several by one name."""
+    found: dict[str, _Embedder] = {}
+    for replica in replicas:
+        for name, told in json.loads(replica.facts.get("embedders", "{}")).items():
+            one = _Embedder(told["fingerprint"], told["max_chunk_tokens"])
+            if found.setdefault(name, one) != one:
+                found[name] = _Embedder("", min(one.max_chunk_tokens, found[name].max_chunk_tokens))
+    return found
 
 
 async def _call_one(

@@ -11,6 +11,7 @@ from protos.retrieval_pb2 import IndexRequest, ReadRequest, SearchRequest, SetAt
 from services.common.errors import PenstockError, unavailable
 from services.common.retrieval_abilities import (
     BLOBS,
+    EMBEDDERS,
     FILTERS,
     LATE,
     MARKS,
@@ -25,6 +26,8 @@ _CONNECT_S = 5.0
 def needs(request: Any) -> frozenset[str]:
     """Which abilities; without them it would leave out a part of the request."""
     found = set[str]()
+    if isinstance(request, SearchRequest | IndexRequest):
+        found.update({EMBEDDERS} if request.embedder else ())
     if isinstance(request, SearchRequest):
         found.update({FILTERS} if request.HasField("filter") else ())
         found.update({RANKING} if request.HasField("ranking") else ())

@@ -45,9 +45,16 @@ class Searchable:
         self._telemetry = telemetry
 
     async def index(
-        self, caller: Caller, attached: AttachedFile, tell: Tell, *, reindexing: bool = False
+        self,
+        caller: Caller,
+        attached: AttachedFile,
+        tell: Tell,
+        model: str = "",
+        *,
+        reindexing: bool = False,
     ) -> IndexReply:
-        """Cancelled, where nobody wants it any more. `reindexing`: unless the present model has."""
+        """Cancelled, where nobody wants it any more. `model`: the embedding model's name, as the
+        store's record has it. `reindexing`: unless that model has."""
         place = (attached.store, attached.id)
         revision = await self._records.revise(caller.tenant, *place, attached.attachment)
         if not revision:
@@ -62,6 +69,7 @@ class Searchable:
             revision=revision,
             attributes=attribute_values(attached.attributes),
             reindexing=reindexing,
+            embedder=model,
         )
         with self._telemetry.lone_span("index file", file_id=attached.id) as span:
             return await self._retrieval.index(request, span, tell)

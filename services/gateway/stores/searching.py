@@ -11,6 +11,17 @@ from services.gateway.metering.estimate import of_texts
 from services.gateway.metering.prices import Cost
 from services.gateway.parts import Gateway
 from services.gateway.runs.reranking import Reranking
+from services.gateway.stores.retrieval_client import RetrievalClient
+
+
+def searched_by(retrieval: RetrievalClient, chosen: str) -> tuple[str, str]:
+    """The name of the embedding model by which a store that has chosen this one is searched, empty
+    for the installation's; and what a client should know of it."""
+    if chosen in ("", retrieval.embedding_model):
+        return "", ""
+    if retrieval.has(chosen):
+        return chosen, ""
+    return "", f"the embedding model '{chosen}' is not there: its files are found by words alone"
 
 
 class Search(NamedTuple):
@@ -39,6 +50,11 @@ async def search(
 ) -> Found:
     """Raises NOT_FOUND for a store of others, and what limits and retrieval raise."""
     unready = await gateway.stores.searched(principal.tenant, [asked.store])
+    model = await gateway.retrieval.model()
+    chosen = unready.models.get(asked.store, "")
+    embedder, no_model = searched_by(gateway.retrieval, chosen)
+    model = embedder or model
+    reranking = Reranking(gateway, asked.ranking)
     requests = [
         SearchRequest(
             caller=principal.caller(request_id),
@@ -51,11 +67,10 @@ async def search(
             ranking=asked.ranking,
             max_age_s=unready.max_age_s,
             similar_at_least=unready.similar_at_least,
+            embedder=embedder,
         )
         for query in asked.queries
     ]
-    reranking = Reranking(gateway, asked.ranking)
-    model = await gateway.retrieval.model()
     principal.authorize_embedding(model)
     expected = (of_texts(asked.queries), 0)
     with gateway.telemetry.lone_span("search", request_id=request_id) as span:
@@ -78,7 +93,12 @@ async def search(
             await gateway.meter.settle(metered)
     age_s = max(reply.age_s for reply in replies)
     stale = any(reply.stale for reply in replies)
-    warnings = [unready.warning(), stale_warning(age_s) if stale else "", *model_warnings(replies)]
+    warnings = [
+        unready.warning(),
+        no_model,
+        stale_warning(age_s) if stale else "",
+        *model_warnings(replies),
+    ]
     return Found(
         _best([reply.passages for reply in replies], asked.limit),
         "; ".join(filter(None, warnings)),
@@ -102,6 +122,24 @@ def model_warnings(replies: Sequence[SearchReply]) -> Iterator[str]:
             "some of what an earlier embedding model indexed cannot be read: files that are not "
             "found are to be attached again"
         )
+
+
+def fused(replies: Sequence[SearchReply], limit: int) -> SearchReply:
+    """Searches by several embedding models as one. Their scores are of several kinds, so passages
+    come in turns, each model's best first."""
+    if len(replies) == 1:
+        return replies[0]
+    ranked = [(rank, one) for reply in replies for rank, one in enumerate(reply.passages)]
+    ranked.sort(key=lambda placed: placed[0])
+    return SearchReply(
+        passages=[one for _, one in ranked[:limit]],
+        tokens=sum(reply.tokens for reply in replies),
+        by_words={store for reply in replies for store in reply.by_words},
+        age_s=max(reply.age_s for reply in replies),
+        stale=any(reply.stale for reply in replies),
+        cached=all(reply.cached for reply in replies),
+        incomplete=any(reply.incomplete for reply in replies),
+    )
 
 
 def usage_of(replies: Iterable[SearchReply]) -> Usage:

@@ -129,6 +129,7 @@ class Unready(NamedTuple):
     max_age_s: float | None = None
     similar_at_least: float | None = None
     aged: Sequence[str] = ()  # ids of those of the stores that are to be embedded anew
+    models: Mapping[str, str] = {}  # of those of the stores that have chosen an embedding model
 
     def warning(self) -> str:
         """For the answer; empty when there is none."""

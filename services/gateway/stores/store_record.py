@@ -19,7 +19,7 @@ class StoreCache(BaseModel):
 
 
 class StoreRecord(BaseModel):
-    """What whoever owns a store says of it. records.lua reads `cache`."""
+    """What whoever owns a store says of it. records.lua reads `cache` and `embedding_model`."""
 
     id: str
     name: str
@@ -28,6 +28,7 @@ class StoreRecord(BaseModel):
     description: str = ""
     expires_days: int | None = None  # after it was used last
     cache: StoreCache | None = None
+    embedding_model: str = ""  # by its name; empty: the installation's
 
 
 class Store(NamedTuple):

@@ -4,7 +4,8 @@ Several gateways write one record at a time. Each reads it, makes a new one and 
 the first is there still; else it begins again. So no change is lost, and none is undone by another.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from services.gateway.stores.store_record import Facts, FileBatch, Store, StoreC
 
 _SOURCE = Path(__file__).with_name("records.lua").read_text()
 _NAMED = 5  # files in one warning
+_NONE: Mapping[str, str] = {}
 
 
 def expired(id: str, param: str = "") -> PenstockError:
@@ -62,6 +64,12 @@ class StoreRecords:
             return found
         raise not_found("vector store", id)
 
+    async def embedding_model(self, tenant: str, id: str) -> str:
+        """That the store has chosen; empty: none, or it is gone."""
+        for found in await self.some(tenant, [id]):
+            return found.record.embedding_model
+        return ""
+
     async def change(
         self, tenant: str, id: str, edit: Callable[[StoreRecord], StoreRecord]
     ) -> None:
@@ -82,16 +90,17 @@ class StoreRecords:
         tenant: str,
         ids: Sequence[str],
         params: Sequence[str] | None = None,
-        embedder: str = "",
+        embedders: Mapping[str, str] = _NONE,
     ) -> Unready:
         """They are used now. Which files of them a search does not find, which earlier searches do
-        for it, and which of them the embedder, if one is told, is to embed anew. Raises NOT_FOUND
+        for it, and which of them their embedders, of those that are told, are to embed anew; these
+        are by the models' names, the installation's by ''. Raises NOT_FOUND
         for the first that is not the tenant's, INVALID_ARGUMENT for one that expired."""
         params = params or [""] * len(ids)
         for id, param in zip(ids, params, strict=True):
             STORE.checked(id, param)
-        told = await self._call(tenant, "search", _NAMED, embedder, *ids)
-        outcomes, total, found, caches, aged = told
+        told = await self._call(tenant, "search", _NAMED, json.dumps(dict(embedders)), *ids)
+        outcomes, total, found, caches, aged, models = told
         for id, param, outcome in zip(ids, params, outcomes, strict=True):
             _check(id, outcome, param)
         said = [StoreCache.model_validate_json(one) for one in caches]
@@ -103,6 +112,7 @@ class StoreRecords:
             min(ages, default=None),
             (max(alike) if all(alike) else 0.0) if alike else None,
             tuple(aged),
+            {id: model for id, model in zip(ids, models, strict=True) if model},
         )
 
     async def delete(self, tenant: str, id: str) -> tuple[bool, list[AttachedFile]]:

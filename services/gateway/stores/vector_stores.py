@@ -98,24 +98,29 @@ class VectorStores:
         """
         tenant = caller.tenant
         wanted = await self._wanted(tenant, files)
-        await self.indexing.expect(who, len(wanted))
-        await self.records.expect(tenant, len(wanted))
         record = about(StoreRecord(id=STORE.new(), name="", created_at=int(time.time())))
+        await self.indexing.expect(who, len(wanted), record.embedding_model)
+        await self.records.expect(tenant, len(wanted))
         await self.expiry.expect(tenant, record.id, record.expires_days)
         if not await self.records.create(tenant, record, self._max_stores):
             raise too_many("vector stores", self._max_stores)
         if wanted:
-            await self.indexing.begin(who, caller, record.id, wanted)
+            model = record.embedding_model
+            await self.indexing.begin(who, caller, record.id, wanted, model=model)
         return await self.records.store(tenant, record.id)
 
     async def update(
         self, tenant: str, id: str, edit: Callable[[StoreRecord], StoreRecord]
     ) -> Store:
-        """Raises INVALID_ARGUMENT for one that expired."""
-        days = edit((await self.records.store(tenant, id)).record).expires_days
-        await self.expiry.expect(tenant, id, days)
+        """Raises INVALID_ARGUMENT for one that expired. What another embedding model than the one
+        that it has then indexed is so anew from now on."""
+        before = (await self.records.store(tenant, id)).record
+        await self.expiry.expect(tenant, id, edit(before).expires_days)
         await self.records.change(tenant, id, edit)
-        return await self.records.store(tenant, id)
+        after = await self.records.store(tenant, id)
+        if after.record.embedding_model != before.embedding_model:
+            self.reindexing.notice(tenant, [id])
+        return after
 
     async def delete(self, caller: Caller, id: str) -> None:
         """Of several at once one has deleted it."""
@@ -168,7 +173,7 @@ class VectorStores:
     ) -> Unready:
         """`StoreRecords.searched`; what of them another embedding model indexed is so anew from
         now on."""
-        found = await self.records.searched(tenant, ids, params, self.reindexing.embedder)
+        found = await self.records.searched(tenant, ids, params, self.reindexing.embedders)
         self.reindexing.notice(tenant, found.aged)
         return found
 
@@ -176,9 +181,10 @@ class VectorStores:
 
     async def attach(self, who: Principal, caller: Caller, id: str, one: Attach) -> AttachedFile:
         """Begins to index a file; its record tells how it went."""
-        await self.require_usable(caller.tenant, id)
+        record = await self.require_usable(caller.tenant, id)
         wanted = await self._wanted(caller.tenant, [one])
-        (attached,) = await self.indexing.begin(who, caller, id, wanted)
+        model = record.embedding_model
+        (attached,) = await self.indexing.begin(who, caller, id, wanted, model=model)
         return attached
 
     async def detach(self, caller: Caller, id: str, file_id: str) -> None:
@@ -246,10 +252,10 @@ class VectorStores:
     async def attach_all(
         self, who: Principal, caller: Caller, id: str, files: Sequence[Attach]
     ) -> FileBatch:
-        await self.require_usable(caller.tenant, id)
+        record = await self.require_usable(caller.tenant, id)
         wanted = await self._wanted(caller.tenant, files)
         batch = FileBatch(id=FILE_BATCH.new(), store=id, created_at=int(time.time()))
-        await self.indexing.begin(who, caller, id, wanted, batch)
+        await self.indexing.begin(who, caller, id, wanted, batch, record.embedding_model)
         return batch
 
     async def cancel_batch(self, caller: Caller, id: str, batch_id: str) -> None:
@@ -275,10 +281,12 @@ class VectorStores:
 
     # ---- what a request names ---------------------------------------------------------------
 
-    async def require_usable(self, tenant: str, id: str) -> None:
+    async def require_usable(self, tenant: str, id: str) -> StoreRecord:
         """Raises NOT_FOUND, INVALID_ARGUMENT for one that expired."""
-        if (await self.records.store(tenant, id)).expired:
+        store = await self.records.store(tenant, id)
+        if store.expired:
             raise expired(id)
+        return store.record
 
     async def _wanted(self, tenant: str, files: Iterable[Attach]) -> list[Wanted]:
         files = list(files)

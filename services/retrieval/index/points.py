@@ -147,7 +147,7 @@ class Found(NamedTuple):
     """Best first."""
 
     hits: list[Hit]
-    earlier: Sequence[Hit] = ()  # by BM25 alone, of documents that an earlier model embedded
+    earlier: Sequence[Hit] = ()  # by BM25 alone, of documents that another model embedded
     incomplete: bool = False  # some of those cannot be read
 
 
@@ -157,7 +157,8 @@ def best_of(ways: Iterable[Sequence[Hit]], limit: int) -> list[Hit]:
 
 
 class Points(Protocol):
-    """What the present model embedded, and what earlier ones did and was not indexed anew yet.
+    """What models embedded: those that this service has, and earlier ones, of which it was not
+    indexed anew yet. `model`: whose points are asked for, by its fingerprint; empty: of the first.
 
     Every method raises StoreUnusableError, StoreAwayError or StoreFailedError.
     """
@@ -171,9 +172,9 @@ class Points(Protocol):
     def open(self) -> None:
         """Makes what is missing."""
 
-    def search(self, question: Question) -> Found: ...
+    def search(self, question: Question, model: str = "") -> Found: ...
 
-    def put(self, points: Sequence[Point]) -> None:
+    def put(self, points: Sequence[Point], model: str = "") -> None:
         """Those of the same ids are replaced. What has returned outlives the process."""
 
     def change(self, where: Condition, payload: Mapping[str, Any]) -> None:
@@ -183,10 +184,12 @@ class Points(Protocol):
 
     def ids(self, where: Condition, limit: int) -> list[str]: ...
 
-    def payloads(self, where: Condition, limit: int, keys: Sequence[str]) -> list[dict[str, Any]]:
-        """Of the present model's points, in no order."""
+    def payloads(
+        self, where: Condition, limit: int, keys: Sequence[str], model: str = ""
+    ) -> list[dict[str, Any]]:
+        """Of this model's points, in no order."""
 
-    def count(self, where: Condition) -> int:
-        """Of the present model's points."""
+    def count(self, where: Condition, model: str = "") -> int:
+        """Of this model's points."""
 
     def close(self) -> None: ...

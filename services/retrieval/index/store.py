@@ -56,9 +56,11 @@ _MOST_CHUNKS = 65_536  # of a document, in all its revisions
 class Store:
     """Every method raises PenstockError UNAVAILABLE while the store is away or too slow."""
 
-    def __init__(self, calls: Calls, revisions: Revisions) -> None:
-        """`revisions` hear of each write, for searches that are told again."""
+    def __init__(self, calls: Calls, revisions: Revisions, model: str = "") -> None:
+        """`revisions` hear of each write, for searches that are told again; `model`: by which what
+        is put here was embedded, and is searched (points.py)."""
         self._calls = calls
+        self._model = model
         self._revisions = revisions
         self._cleaning: set[asyncio.Task[None]] = set()
 
@@ -88,13 +90,17 @@ class Store:
             await self._refuse_costly(tenant, corpus, only)
         sparse = words.of_question(text)
         question = Question(where, corpus, limit, vector, sparse, weights, closely)
-        return await self._calls.read("search", tenant, lambda points: points.search(question))
+        return await self._calls.read(
+            "search", tenant, lambda points: points.search(question, self._model)
+        )
 
     async def _refuse_costly(self, tenant: str, corpus: Condition, only: Condition) -> None:
         each = effort.of_each_chunk(only)
         if each < 1:
             return
-        chunks = await self._calls.read("count", tenant, lambda points: points.count(corpus))
+        chunks = await self._calls.read(
+            "count", tenant, lambda points: points.count(corpus, self._model)
+        )
         if each * chunks > effort.MOST:
             raise effort.refusal(chunks)
 
@@ -134,7 +140,9 @@ class Store:
         document = Every((*of_collection(tenant, collection), Is("source_id", (source_id,))))
         keys = (SCOPE, "revision", "position", "of")
         found = await self._calls.read(
-            "select", tenant, lambda points: points.payloads(document, _MOST_CHUNKS, keys)
+            "select",
+            tenant,
+            lambda points: points.payloads(document, _MOST_CHUNKS, keys, self._model),
         )
         by_revision: dict[int, set[int]] = {}
         for payload in found:
@@ -234,7 +242,7 @@ class Store:
             return frozenset(), 0
         keys = ("revision", "position", "of")
         found = await self._calls.read(
-            "select", tenant, lambda points: points.payloads(alike, _MOST_CHUNKS, keys)
+            "select", tenant, lambda points: points.payloads(alike, _MOST_CHUNKS, keys, self._model)
         )
         by_revision: dict[int, dict[int, int]] = {}
         doubled = set[int]()  # two writers were at once at a revision: its chunks cannot be told
@@ -270,7 +278,9 @@ class Store:
 
     async def _some_revision(self, tenant: str, document: Condition) -> int:
         found = await self._calls.read(
-            "revision", tenant, lambda points: points.payloads(document, 1, ("revision",))
+            "revision",
+            tenant,
+            lambda points: points.payloads(document, 1, ("revision",), self._model),
         )
         return int(found[0]["revision"]) if found else 0
 
@@ -278,7 +288,7 @@ class Store:
         self, draft: Draft, made: Sequence[tuple[int, Chunk, np.ndarray, str]], of: int
     ) -> None:
         def put(points: Points) -> None:
-            points.put([point_of(draft, *one, of) for one in made])
+            points.put([point_of(draft, *one, of) for one in made], self._model)
 
         await self._calls.write("write", draft.tenant, put)
 
@@ -295,7 +305,9 @@ class Store:
         return count
 
     async def _count(self, tenant: str, where: Condition) -> int:
-        return await self._calls.read("count", tenant, lambda points: points.count(where))
+        return await self._calls.read(
+            "count", tenant, lambda points: points.count(where, self._model)
+        )
 
 
 def _deletion(ids: list[str]) -> Callable[[Points], None]:

@@ -30,6 +30,7 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span, tell: Tell) 
     """Until the last step is done, searches find the document's earlier text, beside what is stored
     of the new one. What is broken off (a killed service, a client that is gone, something away or
     full for now) stays stored, for who asks again; what fails is taken back."""
+    parts = parts.of_model(request.embedder)
     reader, own, tenant = parts.model.reader, parts.settings, request.caller.tenant
     requests.check_index(request, reader.max_tokens - reader.special_tokens)
     check_owner(parts, tenant, request.blob)

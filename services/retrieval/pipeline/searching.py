@@ -29,6 +29,7 @@ async def search(
     """What is found, or was found before (cache/searches.py). Within `within_s` it is found or
     not."""
     requests.check_search(request)
+    parts = parts.of_model(request.embedder)
     tenant, policy = request.caller.tenant, policy_of(parts, request.policy)
     if request.judged and policy.texts.has("input"):
         subjects = [Subject("query", "input", request.query, "user")]

@@ -14,7 +14,7 @@ from tests.support.waiting import until
 async def test_how_a_file_is_cut(rig: Rig) -> None:
     port = await Port.of(rig)
     file = await port.file("a.md")
-    rig.gateway.retrieval.max_chunk_tokens = 254
+    rig.gateway.retrieval.max_chunk_tokens = lambda model="": 254
 
     def static(size: int, overlap: int) -> dict[str, Any]:
         told = {"max_chunk_size_tokens": size, "chunk_overlap_tokens": overlap}

@@ -11,7 +11,7 @@ from protos import gateway_pb2_grpc, gateway_stores_pb2_grpc
 from protos import gateway_stores_pb2 as pb
 from protos.gateway_pb2 import ChatRequest, HybridSearch, PublicSearchStoreRequest
 from services.common.content import said
-from tests.support.gateway_rig import MODEL, Rig
+from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig
 from tests.support.ports import QUESTION, Port
 from tests.support.waiting import until
 
@@ -109,3 +109,17 @@ async def test_the_same_over_grpc(rig: Rig) -> None:
     assert (cancelled.status, cancelled.file_counts.completed) == ("completed", 3)
     told = await port.stores.retrieve(made.id)
     assert (told.name, told.file_counts.completed) == ("other", 3)
+
+
+async def test_a_store_chooses_its_embedding_model_over_grpc(rig: Rig) -> None:
+    await until(lambda: rig.gateway.retrieval.has("wide"), 10)
+    stub = gateway_stores_pb2_grpc.VectorStoresStub(await rig.channel())
+    own = (("authorization", f"Bearer {rig.key}"),)
+    create = pb.CreateVectorStoreRequest(name="s", embedding_model="wide")
+    made = await stub.CreateVectorStore(create, metadata=own)
+    assert made.embedding_model == "wide"
+    mask = FieldMask(paths=["embedding_model"])
+    update = pb.UpdateVectorStoreRequest(vector_store_id=made.id, update_mask=mask)
+    assert (await stub.UpdateVectorStore(update, metadata=own)).embedding_model == EMBEDDING_MODEL
+    odd = pb.CreateVectorStoreRequest(embedding_model="none")
+    assert await param_of(stub.CreateVectorStore(odd, metadata=own)) == "embedding_model"

@@ -22,6 +22,7 @@ class Server:
 
     def __init__(self) -> None:
         self.stores: dict[str, str] = {}  # names by id
+        self.made: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}
         self.attached: dict[str, dict[str, Any]] = {}  # of all stores, by file id
         self.unreadable: set[bytes] = set()  # contents that fail to be indexed
@@ -66,9 +67,11 @@ class Server:
     def _stores(self, request: httpx.Request) -> httpx.Response:
         if request.method == "POST":
             id = self._id("vs")
-            self.stores[id] = json.loads(request.content)["name"]
+            self.made.append(json.loads(request.content))
+            self.stores[id] = self.made[-1]["name"]
             return httpx.Response(200, json={"id": id})
-        return self._page([{"id": i, "name": n} for i, n in self.stores.items()], request)
+        told = [{"id": i, "name": n, "embedding_model": "m"} for i, n in self.stores.items()]
+        return self._page(told, request)
 
     def _upload(self, request: httpx.Request) -> httpx.Response:
         head = f"content-type: {request.headers['content-type']}\r\n\r\n".encode()
@@ -363,3 +366,13 @@ def test_a_store_has_a_name(server, folder, capsys):
         main(["index", str(folder), "--store", " "])
     assert "--store: it is empty" in capsys.readouterr().err
     assert not server.stores
+
+
+def test_a_new_store_has_the_embedder_that_is_named_and_one_that_is_there_must(
+    server, folder, capsys
+):
+    assert run(folder, "--embedder", "wide") == 0
+    assert server.made == [{"name": "guides", "embedding_model": "wide"}]
+    assert run(folder, "--embedder", "wide") == 1
+    assert "--embedder: 'guides' is indexed with 'm'" in capsys.readouterr().err
+    assert run(folder, "--embedder", "m") == 0

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import pytest
@@ -620,3 +620,30 @@ async def test_when_all_hang_the_search_ends_in_its_time(rig: Rig) -> None:
     began = time.monotonic()
     assert await rig.outcome("chat") == "timeout"
     assert time.monotonic() - began < 5
+
+
+async def test_the_embedders_are_what_replicas_have_by_name(rig: Rig) -> None:
+    """Of a name that two have differently none is known; retrieval that is away is as it was."""
+    assert not rig.client.has("wide")
+    replica = await rig.replica()
+    await rig.listed(1)
+    assert rig.client.has("wide")
+    assert rig.client.fingerprints == {"": "e1", EMBEDDING_MODEL: "e1", "wide": "w1"}
+
+    class Other(SmallRetrieval):
+        further: ClassVar = {"wide": "w2", "third": "t1"}
+
+    await rig.replica(Other)
+    await rig.listed(2)
+    assert rig.client.fingerprints == {
+        "": "e1",
+        EMBEDDING_MODEL: "e1",
+        "wide": "",
+        "third": "t1",
+    }
+    await replica.stop(0)
+    await rig.listed(1)
+    assert rig.client.fingerprints["wide"] == "w2"
+    await rig.replicas[1].stop(0)
+    await rig.listed(0)
+    assert rig.client.has("third")

@@ -163,12 +163,13 @@ def test_it_fails_its_check_as_its_embedder_does(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     service = RetrievalService(settings, None, Telemetry("retrieval", "r-1"), "r-1")  # type: ignore[arg-type]
     service.check()  # it only starts
-    service.parts = SimpleNamespace(embedder=SimpleNamespace(check=stuck))  # type: ignore[assignment]
+    its: Any = SimpleNamespace(embedder=SimpleNamespace(check=stuck), others={})
+    service.parts = its
     with pytest.raises(RuntimeError, match="is stuck"):
         service.check()
 
 
 def test_what_it_understands_is_registered() -> None:
-    service = SimpleNamespace(parts=MagicMock())
+    service = SimpleNamespace(parts=MagicMock(), _of_models=list)
     told = RetrievalService.describe(service)  # type: ignore[arg-type]
     assert retrieval_abilities.of(told) == retrieval_abilities.ALL

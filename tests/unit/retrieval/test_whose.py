@@ -81,6 +81,9 @@ class Parts:
         revisions: Any = SimpleNamespace(seen=self._no_revisions)
         self.searches = Searches(self.settings, revisions)
 
+    def of_model(self, name: str) -> "Parts":
+        return self
+
     async def _prototypes(self, _: object) -> list[object]:
         return []
 

@@ -40,12 +40,13 @@ def _check(model: ModelSpec, settings: Settings) -> Finding:
 
 
 def _embeddings(settings: Settings) -> Finding:
-    about, name = "embedding model", settings.retrieval.embedding_model
+    about, own = "embedding model", settings.retrieval
     try:
-        check_embeddings(name)
+        check_embeddings(own)
     except RuntimeError as error:
-        return failed(about, str(error), "correct PENSTOCK_RETRIEVAL__EMBEDDING_MODEL")
-    return ok(about, name or "the one that is built in")
+        return failed(about, str(error), "correct that setting")
+    names = own.embedding_model or "the one that is built in", *own.embedders
+    return ok(about, ", ".join(names))
 
 
 def _policy(settings: Settings) -> Finding:

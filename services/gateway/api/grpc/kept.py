@@ -121,7 +121,7 @@ async def _update_store(call: Call) -> Fields:
     for field in said.keys() - set(named):
         raise invalid(f"'{field}' is not in 'update_mask'.", field, stage="gateway")
     body = validated(AboutStore, {field: said.get(field) for field in named})
-    return await vector_stores.update_store(call.gateway, call.tenant, store, body)
+    return await vector_stores.update_store(call.gateway, call.principal, store, body)
 
 
 async def _delete_store(call: Call) -> Fields:

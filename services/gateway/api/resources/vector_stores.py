@@ -18,7 +18,7 @@ from services.gateway.api.resources.attachments import (
 )
 from services.gateway.api.resources.attributes import Attributes
 from services.gateway.api.resources.pages import StorePage, page_of
-from services.gateway.api.schema import Body, Metadata, refuse
+from services.gateway.api.schema import Body, Metadata, bad_value, refuse
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
@@ -53,6 +53,9 @@ class AboutStore(Body):
     metadata: Metadata | None = None
     expires_after: ExpiresAfter | None = None
     cache: Cache | None = Field(None, description="extension")
+    embedding_model: Name | None = Field(
+        None, description="extension: that files are indexed with; null: the installation's"
+    )
 
     def edit(self, record: StoreRecord) -> StoreRecord:
         days = self.expires_after.days if self.expires_after is not None else None
@@ -61,6 +64,7 @@ class AboutStore(Body):
             "metadata": self.metadata or {},
             "expires_after": days,
             "cache": StoreCache(**self.cache.model_dump()) if self.cache is not None else None,
+            "embedding_model": self.embedding_model or "",
         }
         said = {name: told[name] for name in told.keys() & self.model_fields_set}
         if "expires_after" in said:
@@ -88,13 +92,29 @@ class CreateStore(AboutStore):
 async def create_store(
     gateway: Gateway, principal: Principal, caller: Caller, body: CreateStore
 ) -> dict[str, Any]:
-    chunking = chunking_of(gateway, body.chunking_strategy)
+    await _check_model(gateway, principal, body)
+    chunking = chunking_of(gateway, body.chunking_strategy, model=body.embedding_model or "")
     files = each_once(body.file_ids or (), chunking=chunking)
     return _told(gateway, await gateway.stores.create(principal, caller, body.edit, files))
 
 
-async def update_store(gateway: Gateway, tenant: str, id: str, body: AboutStore) -> dict[str, Any]:
-    return _told(gateway, await gateway.stores.update(tenant, id, body.edit))
+async def update_store(
+    gateway: Gateway, principal: Principal, id: str, body: AboutStore
+) -> dict[str, Any]:
+    await _check_model(gateway, principal, body)
+    return _told(gateway, await gateway.stores.update(principal.tenant, id, body.edit))
+
+
+async def _check_model(gateway: Gateway, principal: Principal, body: AboutStore) -> None:
+    """Raises PERMISSION_DENIED, INVALID_ARGUMENT for one that is not there."""
+    if (named := body.embedding_model) is None:
+        return
+    principal.authorize_embedding(named)
+    await gateway.retrieval.model()
+    if not gateway.retrieval.has(named):
+        there = sorted(filter(None, gateway.retrieval.fingerprints))
+        there = [f"'{name}'" for name in there if principal.covers(name)]
+        raise bad_value("embedding_model", f"there is no '{named}', but {', '.join(there)}")
 
 
 async def list_stores(gateway: Gateway, tenant: str, query: StorePage) -> dict[str, Any]:
@@ -120,7 +140,9 @@ async def cancel_reindexing(gateway: Gateway, tenant: str, id: str) -> dict[str,
 
 
 def _told(gateway: Gateway, store: Store) -> dict[str, Any]:
-    return store.as_json(gateway.retrieval.embedding_model, gateway.retrieval.embedder)
+    retrieval, named = gateway.retrieval, store.record.embedding_model
+    embedder = retrieval.fingerprints.get(named, "")
+    return store.as_json(named or retrieval.embedding_model, embedder)
 
 
 async def delete_store(gateway: Gateway, caller: Caller, id: str) -> dict[str, Any]:
@@ -146,7 +168,8 @@ class AttachedList(StorePage):
 async def attach_file(
     gateway: Gateway, principal: Principal, caller: Caller, store: str, body: AttachFile
 ) -> dict[str, Any]:
-    one = attach(gateway, body)
+    model = await gateway.stores.records.embedding_model(caller.tenant, store)
+    one = attach(gateway, body, model=model)
     return (await gateway.stores.attach(principal, caller, store, one)).as_json()
 
 

@@ -45,7 +45,7 @@ async def get_store(gateway: Gateway, exchange: Exchange, principal: Principal) 
 async def update_store(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(AboutStore, await exchange.json_body())
     store = exchange.path["store"]
-    told = await vector_stores.update_store(gateway, principal.tenant, store, body)
+    told = await vector_stores.update_store(gateway, principal, store, body)
     await exchange.reply_json(told)
 
 

@@ -221,7 +221,7 @@ def test_a_kill_in_the_middle_of_that_keeps_no_store_from_its_start(
         patched.setattr(shards, "shutil", SimpleNamespace(rmtree=killed))
         with pytest.raises(KeyboardInterrupt):
             second.open()
-    second._own.close()
+    second._of_model("").close()
     os.close(second._lock)
     second.open()
     second.close()

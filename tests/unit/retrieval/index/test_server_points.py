@@ -120,7 +120,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 @pytest.fixture
 def points(server: Server, tmp_path: Path) -> Iterator[ServerPoints]:
-    made = ServerPoints(layout(tmp_path), "http://qdrant:6333", "word", None, 20)
+    made = ServerPoints([layout(tmp_path)], "http://qdrant:6333", "word", None, 20)
     yield made
     made.close()
 
@@ -362,3 +362,26 @@ def test_points_are_written_changed_and_read_by_their_conditions(
     assert (bound.key, bound.range.lt, bound.range.gte) == ("revision", 5, None)
     assert payloads[2]["with_payload"] == ["revision"]
     assert count[2]["exact"]
+
+
+def test_several_models_have_a_collection_each(server: Server, tmp_path: Path) -> None:
+    first, second = layout(tmp_path), layout(tmp_path, "f2", 16)
+    points = ServerPoints([first, second], "http://qdrant:6333", "word", None, 20)
+    points.open()
+    assert list(server.collections) == [NAME, second.collection]
+    sizes = [made["vectors_config"]["dense"].size for made in server.collections.values()]
+    assert sizes == [8, 16]
+    asked: list[tuple[str, list[str]]] = []
+
+    def answer(name: str, requests: list[Any]) -> list[Any]:
+        asked.append((name, [one.using for one in requests]))
+        return [SimpleNamespace(points=[])] * len(requests)
+
+    server.query_batch_points = answer  # type: ignore[attr-defined]
+    points.search(Question(OURS, OURS, 9, np.ones(16, np.float32), Sparse([3], [1.0])), "f2")
+    assert asked == [(second.collection, ["dense", "sparse"]), (NAME, ["sparse"])]
+    server.calls.clear()
+    points.put([], "f2")
+    points.put([])
+    assert [given[0] for _, given, _ in server.calls] == [second.collection, NAME]
+    points.close()

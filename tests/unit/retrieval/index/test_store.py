@@ -630,3 +630,32 @@ async def test_a_filter_that_would_hold_the_store_is_refused(
         assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
         assert (refused.value.param, refused.value.reason) == ("filters", "filters_too_costly")
         assert " 3 chunks" in refused.value.message
+
+
+async def test_two_models_at_a_time_have_their_own_documents(revisions: Told) -> None:
+    """Of the other's a search finds the words; a document that one takes over leaves the other."""
+    with memory_folder() as folder:
+        calls = Calls(Here(layout(folder), layout(folder, "f2", 16)), 20)
+        await calls.open()
+        small, wide = (Store(calls, cast(Any, revisions), model) for model in ("f1", "f2"))
+        await stored(small, "t", "c", "one", *document("north quay"))
+        chunks, _ = document("south quay")
+        vectors = np.ones((1, 16), np.float32) / 4
+        await stored(wide, "t", "c", "two", chunks, vectors)
+
+        async def found(store: Store, size: int) -> tuple[set[str], set[str]]:
+            hits = await store.search("t", ["c"], np.ones(size, np.float32), "quay", 9)
+            near = {hit.payload["text"] for hit in hits.hits}
+            return near, {hit.payload["text"] for hit in hits.earlier}
+
+        assert await found(small, DIMENSION) == ({"north quay"}, {"south quay"})
+        assert await found(wide, 16) == ({"south quay"}, {"north quay"})
+        assert await small.whole("t", "c", "one") == 1
+        assert await wide.whole("t", "c", "one") == 0
+        chunks, _ = document("north quay")
+        await stored(wide, "t", "c", "one", chunks, vectors)
+        assert await found(wide, 16) == ({"south quay", "north quay"}, set())
+        assert await found(small, DIMENSION) == (set(), {"south quay", "north quay"})
+        assert await small.remove("t", "c") == 2
+        assert await found(wide, 16) == (set(), set())
+        await calls.close()
