@@ -21,7 +21,7 @@ from typing import Any, cast
 import grpc
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.common.errors import PenstockError, invalid
 from services.common.event import Event
@@ -109,6 +109,7 @@ class Connection(HttpToolsProtocol):
         "_peer",
         "_pieces",
         "_refusal",
+        "_served",
         "_unread_since",
     )
 
@@ -127,6 +128,7 @@ class Connection(HttpToolsProtocol):
         self._data = b""  # while it is parsed
         self._pieces = 0  # of bodies, in this data
         self._refusal: PenstockError | None = None
+        self._served: RequestResponseCycle | None = None  # `cycle` is the last that came
 
     # ---- from the transport -----------------------------------------------------------------
 
@@ -146,6 +148,9 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.leave(self, self._peer)
         super().connection_lost(exc)
+        if self._served is not None and not self._served.response_complete:
+            self._served.disconnected = True
+            self._served.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head and self._head_due is None:
@@ -211,6 +216,10 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self._head_due is not None:  # the next request was held up by this one
             self._await_head()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _should_upgrade(self) -> bool:
         """Whether uvicorn should leave this request to `handle_websocket_upgrade`."""

@@ -286,3 +286,32 @@ async def test_nobody_is_told_who_no_longer_wants_to_be() -> None:
         await begun.wait()
     await asyncio.wait_for(over.wait(), 10)
     assert told == []
+
+
+async def test_who_goes_is_told_of_in_the_request_that_is_answered() -> None:
+    """Whatever was sent ahead: uvicorn tells the last request that came, and no other."""
+    gone = asyncio.Event()
+    watched = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        scope["extensions"][STRAIGHT].when_gone(gone.set)
+        watched.set()
+        await asyncio.wait_for(gone.wait(), 10)
+
+    made: list[Connection] = []
+
+    def accepted() -> Connection:
+        made.append(connection(Door(GatewaySettings()), app))
+        return made[-1]
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(accepted, "127.0.0.1", 0)
+    async with server, asyncio.timeout(10):
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n" * 2)
+        await watched.wait()
+        await until(lambda: len(made[0].pipeline) == 1)
+        made[0].transport.abort()  # as a write to nobody ends: nothing is read meanwhile
+        await asyncio.wait_for(gone.wait(), 2)
+        writer.close()
