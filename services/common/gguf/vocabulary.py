@@ -156,8 +156,12 @@ def _merges(
             continue
         if len(token) > _MOST_CHARACTERS:
             raise header.refusal(f"token {id} has {len(token)} characters, at most 256 are read")
-        cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
-        pairs = [pair for pair in cuts if pair[0] in vocabulary and pair[1] in vocabulary]
+        cuts = range(1, len(token))
+        pairs = [
+            (token[:at], token[at:])
+            for at in cuts
+            if token[:at] in vocabulary and token[at:] in vocabulary
+        ]
         pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
         found += [(-scores[id], len(left), len(right), left, right) for left, right in pairs]
         if len(found) > _MOST_MERGES:
@@ -175,6 +179,8 @@ def _around(header: Header, tokenizer: Tokenizer) -> None:
     if not (begins or ends):
         return
     around = [token for token in (begins, ends) if token]
+    if any(token.startswith("$") for token in around):  # a template's word for the text itself
+        raise header.refusal(f"texts begin or end with {' or '.join(map(repr, around))}")
 
     def template(text: str, number: int) -> list[str]:
         first, last = [f"{begins}:{number}"] if begins else [], [f"{ends}:{number}"] if ends else []

@@ -348,6 +348,13 @@ def test_a_begin_that_is_no_token_of_its_is_refused(folder: Path) -> None:
         unfolded(file(folder, LLAMA | told))
 
 
+def test_a_text_is_not_put_around_itself(folder: Path) -> None:
+    told = vocabulary(add_bos_token=True)
+    told["tokenizer.ggml.tokens"][1] = "$B"
+    with pytest.raises(UnsupportedGguf, match=r"texts begin or end with '\$B'"):
+        unfolded(file(folder, LLAMA | told))
+
+
 def test_a_vocabulary_takes_memory_of_its_size(folder: Path) -> None:
     """A file of 60 MB would be a tokenizer of gigabytes."""
     own = vocabulary()
