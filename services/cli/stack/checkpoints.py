@@ -7,6 +7,7 @@ from pathlib import Path
 from kernels.cpu.library import Unavailable
 from services.common.checkpoint import is_gguf, is_hub_id, locate
 from services.common.config import ModelSpec, RetrievalSettings, Settings
+from services.common.tokenizer_file import read_tokenizer
 from services.worker.engine.checkpoint import check_weights
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cpu_runner import check_fits
@@ -101,12 +102,10 @@ def _check_embeddings(setting: str, name: str) -> None:
 
 
 def _check_tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer
-
     path = folder / "tokenizer.json"
     if not path.exists():
         raise UnsupportedModel(f"{folder} has no tokenizer.json")
     try:
-        Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no narrower kind
-        raise UnsupportedModel(f"{path} cannot be read: {error}") from error
+        read_tokenizer(path)
+    except ValueError as error:
+        raise UnsupportedModel(str(error)) from error

@@ -13,6 +13,7 @@ from typing import Any
 from services.common.gguf.header import Header, UnsupportedGguf, read_header
 from services.common.gguf.hub_config import config_of, generation_config_of
 from services.common.sampled import sampled
+from services.common.tokenizer_file import read_tokenizer
 
 WEIGHTS = "model.gguf"
 _TOKENIZER = "tokenizer.json"
@@ -80,15 +81,13 @@ def _write(path: Path, folder: Path) -> None:
 
 
 def _take_beside(header: Header, folder: Path) -> None:
-    from tokenizers import Tokenizer
-
     from services.common.gguf.vocabulary import check_agrees
 
     found = header.path.parent / _TOKENIZER
     try:
-        tokenizer = Tokenizer.from_file(str(found))
-    except Exception as error:  # the library raises no narrower kind
-        raise UnsupportedGguf(f"{found} cannot be read: {error}") from error
+        tokenizer = read_tokenizer(found)
+    except ValueError as error:
+        raise UnsupportedGguf(str(error)) from error
     check_agrees(header, tokenizer)
     for name in _BESIDE:
         if (found.parent / name).is_file():

@@ -200,9 +200,12 @@ def test_a_tokenizer_beside_the_file_is_taken_if_it_is_the_models(folder: Path) 
     metaspace().save(str(folder / "tokenizer.json"))
     with pytest.raises(UnsupportedGguf, match=r"of another model: token .* there, .* here"):
         unfolded(path)
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(UnsupportedGguf, match=r"tokenizer\.json cannot be read"):
-        unfolded(path)
+    panics = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    told = json.loads(byte_level().to_str()) | {"normalizer": panics}
+    for broken in ("{}", json.dumps(told)):
+        (folder / "tokenizer.json").write_text(broken)
+        with pytest.raises(UnsupportedGguf, match=r"tokenizer\.json cannot be read"):
+            unfolded(path)
 
 
 @pytest.mark.parametrize(
