@@ -57,6 +57,8 @@ def attend(
         mask = inside[:, None] & (dims[None, :] < DIM)
         k = tl.load(keys + places[:, None] + dims[None, :], mask=mask, other=0.0)
         v = tl.load(keys + side_stride + places[:, None] + dims[None, :], mask=mask, other=0.0)
+        if WIDE:  # the interpreter takes whole numbers for bfloat16's bits
+            k, v = k.to(tl.float32), v.to(tl.float32)
         scores = product(q, tl.trans(k.to(q.dtype)), WIDE) * scale
         if SCALED:
             at = scales + block * scales_block_stride + offset

@@ -141,7 +141,7 @@ async def hosted(
         redis_url=redis_url,
         data_dir=folder,
         qdrant_url=qdrant_url,
-        namespace=f"test-{folder.name}",
+        namespace=f"test-{folder.parent.name}-{folder.name}",
         policy=PolicySettings(file=policy),
         retrieval=RetrievalSettings(chunk_tokens=48, chunk_overlap_tokens=8, **own),
     )

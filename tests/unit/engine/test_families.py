@@ -134,7 +134,7 @@ def test_embeddings_are_scaled_in_the_digits_of_their_dtype() -> None:
         ("Mistral-7B-v0.1", {"architectures": ["MixtralForCausalLM"]}, "'MixtralForCausalLM'"),
         ("Mistral-7B-v0.1", {"sliding_window": 0}, "sliding_window 0 is not a number above 0"),
         ("Mistral-7B-v0.1", {"sliding_window": 0.5}, "sliding_window 0.5 is not a whole number"),
-        ("Mistral-7B-v0.1", {"quantization_config": {"quant_method": "awq"}}, "quantization_con"),
+        ("Mistral-7B-v0.1", {"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq'"),
         ("Qwen3-0.6B", {"layer_types": ["chunked"] * 28}, "layer_types 'chunked'"),
         ("Qwen3-0.6B", {"layer_types": ["full_attention"]}, "layer_types does not name each of 28"),
         ("Qwen3-0.6B", {"hidden_act": "relu"}, "hidden_act 'relu'"),
