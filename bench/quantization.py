@@ -63,7 +63,7 @@ def quality(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Of each task a row for each format, then for each one of all."""
     import torch
 
-    from models.recipe import evaluate
+    from models.recipe import batches, evaluate
     from models.recipe.export import load
     from models.recipe.template import render
 
@@ -79,7 +79,7 @@ def quality(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         apart: dict[str, list[float]] = {name: [] for name in models}
         for case in evaluate.cases(skill, given.count):
             ids = tokenizer.encode(render(case), add_special_tokens=False).ids
-            start = evaluate.answer_start(ids)
+            start = batches.answer_start(ids)
             answer, read = torch.tensor(ids[start:]), torch.tensor([ids[:-1]])
             with torch.no_grad():
                 wanted = exact.logits(exact.hidden(read)[0, start - 1 :])

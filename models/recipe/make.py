@@ -1,11 +1,13 @@
 """Makes both models from a seed: `python -m models.recipe.make --out models --seed 0`.
 
-Tokenizer, demo model, draft model, then evaluation. Every stage leaves its result in the run
-folder; started again, the command goes on where it was. A changed recipe begins a new run.
+Tokenizer, demo model, draft model, then evaluation, whose figures go into the model card. Every
+stage leaves its result in the run folder; started again, the command goes on where it was. A
+changed recipe begins a new run.
 """
 
 import argparse
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,26 +20,35 @@ from models.recipe.train import Plan, train
 
 RECIPE = Path(__file__).parent
 SHAPES = {
-    "demo": Shape(bpe.VOCABULARY),
-    "draft": Shape(bpe.VOCABULARY, hidden=128, inner=384, layers=4, heads=4, head_dim=32),
+    "demo": Shape(
+        bpe.VOCABULARY,
+        hidden=448,
+        inner=1024,
+        layers=7,
+        heads=14,
+        head_dim=32,
+        theta=1e9,
+        biased=True,
+    ),
+    "draft": Shape(bpe.VOCABULARY, hidden=128, inner=256, layers=6, heads=4, head_dim=16),
 }
 FOLDERS = {"demo": "demo", "draft": "demo-draft"}
-POOLS = {"demo": 260, "draft": 120}
+PLANS = {"demo": Plan(150, distilled=20, layer_rate=4e-4), "draft": Plan(120)}
 
 
 def fingerprint() -> str:
     """Changes with every source that shapes the weights."""
-    others = {"make.py", "evaluate.py", "export.py"}
-    sources = [p for p in sorted(RECIPE.rglob("*")) if p.suffix in (".py", ".jinja")]
+    others = {"make.py", "evaluate.py", "export.py", "ordinary.py"}
+    sources = [p for p in sorted(RECIPE.rglob("*")) if p.suffix in (".py", ".jinja", ".txt")]
     text = b"".join(path.read_bytes() for path in sources if path.name not in others)
     return f"{zlib.crc32(text):08x}"
 
 
-def made_tokenizer(path: Path, seed: int) -> Tokenizer:
+def made_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a run, trained if there is none yet."""
     if not path.exists():
         partial = path.with_suffix(".tmp")
-        bpe.train(seed).save(str(partial))
+        bpe.train().save(str(partial))
         partial.replace(path)
     return Tokenizer.from_file(str(path))
 
@@ -58,11 +69,11 @@ def main() -> None:
     torch.set_num_threads(1)  # each thread of the training runs its own part of a step
     folder = options.runs / f"{options.seed}-{fingerprint()}"
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = made_tokenizer(folder / "tokenizer.json", options.seed)
+    tokenizer = made_tokenizer(folder / "tokenizer.json")
     models = {
         name: train(
             shape,
-            Plan(POOLS[name], options.seed),
+            replace(PLANS[name], seed=options.seed),
             tokenizer,
             folder / name,
             options.device,
@@ -72,7 +83,8 @@ def main() -> None:
     }
     for name, model in models.items():  # both at once: they share a tokenizer
         export.save(model, tokenizer, options.out / FOLDERS[name])
-    evaluate.table(options.out / FOLDERS["demo"], options.out / FOLDERS["draft"], options.count)
+    demo, draft = (options.out / FOLDERS[name] for name in ("demo", "draft"))
+    evaluate.write_card(demo / "README.md", evaluate.table(demo, draft, options.count))
 
 
 if __name__ == "__main__":

@@ -18,14 +18,15 @@ class Shape:
     """Sizes of a model. Widths are in features, `context` in tokens."""
 
     vocab: int
-    hidden: int = 256
-    inner: int = 640
-    layers: int = 6
-    heads: int = 4  # as many for keys and values: the first weights fill four
+    hidden: int = 384
+    inner: int = 512
+    layers: int = 8
+    heads: int = 6  # as many for keys and values: the first weights fill five
     head_dim: int = 64
     context: int = 2048
-    theta: float = 10000.0
+    theta: float = 500000.0
     epsilon: float = 1e-5
+    biased: bool = False  # whether all projections have biases, as MiniLM's have
 
 
 class _Normed(torch.autograd.Function):
@@ -143,29 +144,42 @@ class Attention(nn.Module):
         super().__init__()
         self.shape = shape
         width = shape.heads * shape.head_dim
-        self.q_proj = nn.Linear(shape.hidden, width, bias=False)
-        self.k_proj = nn.Linear(shape.hidden, width, bias=False)
-        self.v_proj = nn.Linear(shape.hidden, width, bias=False)
-        self.o_proj = nn.Linear(width, shape.hidden, bias=False)
+        self.q_proj = nn.Linear(shape.hidden, width, bias=shape.biased)
+        self.k_proj = nn.Linear(shape.hidden, width, bias=shape.biased)
+        self.v_proj = nn.Linear(shape.hidden, width, bias=shape.biased)
+        self.o_proj = nn.Linear(width, shape.hidden, bias=shape.biased)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def rows(self, head: int) -> slice:
+        """The rows of the weights that are a head's."""
+        return slice(head * self.shape.head_dim, (head + 1) * self.shape.head_dim)
+
+    def heads_of(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(batch, tokens, heads * head_dim): what each head brings."""
         rows, tokens, _ = x.shape
         dim = self.shape.head_dim
         projections = self.q_proj, self.k_proj, self.v_proj
         q, k, v = (project(x).view(rows, tokens, -1, dim) for project in projections)
-        out: Tensor = self.o_proj(attend(q, k, v, cos, sin).flatten(2))
+        return attend(q, k, v, cos, sin).flatten(2)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        out: Tensor = self.o_proj(self.heads_of(x, cos, sin))
         return out
 
 
 class MLP(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden, shape.inner, bias=False)
-        self.up_proj = nn.Linear(shape.hidden, shape.inner, bias=False)
-        self.down_proj = nn.Linear(shape.inner, shape.hidden, bias=False)
+        self.gate_proj = nn.Linear(shape.hidden, shape.inner, bias=shape.biased)
+        self.up_proj = nn.Linear(shape.hidden, shape.inner, bias=shape.biased)
+        self.down_proj = nn.Linear(shape.inner, shape.hidden, bias=shape.biased)
+
+    def inner(self, x: Tensor) -> Tensor:
+        """(batch, tokens, inner)"""
+        out: Tensor = F.silu(self.gate_proj(x)) * self.up_proj(x)
+        return out
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(self.inner(x))
         return out
 
 
@@ -210,7 +224,7 @@ class Llama(nn.Module):
     def reset(self) -> None:
         """Small normal weights; those that write to the residual stream start at zero."""
         for name, weight in self.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
+            if name.endswith(("o_proj.weight", "down_proj.weight", "bias")):
                 nn.init.zeros_(weight)
             elif weight.ndim == 2:
                 std = 0.02 if "embed" in name else weight.shape[1] ** -0.5
@@ -218,14 +232,19 @@ class Llama(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Final normed states: (batch, tokens, hidden)."""
+        return self.seen(tokens)[0]
+
+    def seen(self, tokens: Tensor, *layers: int) -> tuple[Tensor, ...]:
+        """Final normed states, and what each of `layers` reads: (batch, tokens, hidden) each."""
         x = self.model.embed_tokens(tokens)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         cos, sin = self.cos[: tokens.shape[1]].to(x.dtype), self.sin[: tokens.shape[1]].to(x.dtype)
-        for layer in self.model.layers:
-            x = layer(x, cos, sin)
-        states: Tensor = self.model.norm(x)
-        return states
+        read = []
+        for each in self.model.layers:
+            read.append(x)
+            x = each(x, cos, sin)
+        return self.model.norm(x), *(read[layer] for layer in layers)
 
     def logits(self, states: Tensor) -> Tensor:
         """States (..., hidden) to scores (..., vocab)."""

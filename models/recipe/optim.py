@@ -1,4 +1,5 @@
-"""Muon for the matrices inside the layers, AdamW for the embedding and the norms.
+"""Muon for the matrices inside the layers, AdamW for the embedding and the norms; AdamW alone for
+layers that are MiniLM's, which are to be bent and not made anew.
 
 Muon (Jordan et al., 2024) takes the momentum of a weight matrix and replaces it by the nearest
 orthogonal matrix, so that all directions of the weight learn at the same speed. The nearest
@@ -14,12 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+STEPS = 3  # of the iteration: five flatten smaller singular values too, for 0.4 s more a step
 STACK = 6  # matrices of one shape that a thread takes at once
 
 
-def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
+def orthogonalise(
+    matrices: Tensor, steps: int = STEPS, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
     """Approximates U V^T of each matrix of a stack (count, rows, columns)."""
-    x: Tensor = matrices.bfloat16()
+    x: Tensor = matrices.to(dtype)
     tall = x.shape[1] > x.shape[2]
     if tall:
         x = x.mT
@@ -43,8 +47,11 @@ class Muon(torch.optim.Optimizer):
         lr: float,
         momentum: float = 0.95,
         decay: float = 0.0,
+        half: bool = True,
     ) -> None:
+        """`half`: the iteration is done in bfloat16."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
+        self.dtype = torch.bfloat16 if half else torch.float32
         self.threads = threads
 
     @torch.no_grad()
@@ -74,25 +81,44 @@ class Muon(torch.optim.Optimizer):
             updates.append(p.grad.lerp(state["momentum"], group["momentum"]))
         rows, columns = params[0].shape
         scale = group["lr"] * max(1.0, rows / columns) ** 0.5
-        for p, update in zip(params, orthogonalise(torch.stack(updates)), strict=True):
+        flat = orthogonalise(torch.stack(updates), dtype=self.dtype)
+        for p, update in zip(params, flat, strict=True):
             p.mul_(1 - group["lr"] * group["decay"]).add_(update, alpha=-scale)
 
 
 def optimizers(
-    model: nn.Module, threads: Executor, muon_lr: float, adam_lr: float
+    model: nn.Module, threads: Executor, muon_lr: float, adam_lr: float, half: bool
 ) -> list[torch.optim.Optimizer]:
     """Both optimizers over all of a model's parameters."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    matrices = [p for n, p in model.named_parameters() if _is_inner(n, p)]
+    others = [p for n, p in model.named_parameters() if not _is_inner(n, p)]
     made: list[torch.optim.Optimizer] = [
-        Muon(matrices, threads, lr=muon_lr, decay=0.01),
+        Muon(matrices, threads, lr=muon_lr, decay=0.01, half=half),
         torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0),
     ]
     return made
 
 
+def gentle(
+    model: nn.Module, known: Iterable[nn.Module], rate: float, adam_lr: float
+) -> list[torch.optim.Optimizer]:
+    """One over the parameters of layers that know something, one over all others."""
+    layers = [p for layer in known for p in layer.parameters()]
+    ids = {id(p) for p in layers}
+    others = [p for p in model.parameters() if id(p) not in ids]
+    return [
+        torch.optim.AdamW(some, lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
+        for some, lr in ((layers, rate), (others, adam_lr))
+    ]
+
+
+def _is_inner(name: str, parameter: nn.Parameter) -> bool:
+    """Whether it is a matrix inside a layer."""
+    return parameter.ndim == 2 and ".layers." in name
+
+
 def set_rates(made: list[torch.optim.Optimizer], rates: tuple[float, float]) -> None:
-    """Sets the rates of Muon and of AdamW."""
+    """Sets the rates of both optimizers."""
     for optimizer, rate in zip(made, rates, strict=True):
         for group in optimizer.param_groups:
             group["lr"] = rate

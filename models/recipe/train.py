@@ -1,12 +1,16 @@
 """The training loop: warm-up, a stable stretch, a linear decay; resumable between pools.
 
-The schedule is that of MiniCPM (Hu et al., 2024): rates stay high for most of the training.
+The schedule is that of MiniCPM (Hu et al., 2024): rates stay high for most of the training, so that
+a training may be made longer before they fall.
 """
 
 import copy
+import fcntl
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
@@ -15,14 +19,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
+from torch import Tensor, nn
 
 from models.recipe import start
 from models.recipe.batches import Batch, pool, steps
+from models.recipe.distil import Distiller
+from models.recipe.guides import FINDING, GUESSING, MEANING, POINTING, Guides
 from models.recipe.model import Llama, Shape
-from models.recipe.optim import optimizers, set_rates
-from models.recipe.tokenizer import CITES, USER
+from models.recipe.optim import gentle, optimizers, set_rates
+from models.recipe.swaps import Swaps
 
 SAVE_EVERY = 2  # pools
+MIXED = 0.5  # how far the corpus is (`corpus.py`) while layers are told: texts of all kinds
 
 
 @dataclass(frozen=True)
@@ -31,45 +39,100 @@ class Plan:
 
     pools: int  # of examples (see `batches.POOL`)
     seed: int = 0
-    step_tokens: int = 4096  # of an optimizer step, about
+    step_tokens: int = 4608  # of an optimizer step, about
     late_tokens: int = 8192  # the same once the rates decay
-    micro_tokens: int = 2304  # that a thread takes through the model at once, about
-    muon_rate: float = 0.007
+    micro_tokens: int = 1152  # that a thread takes through the model at once, about
+    layer_rate: float = 0.0025  # Muon's; MiniLM's layers take AdamW's (`optim.gentle`)
     adam_rate: float = 1e-3
     warm_up: int = 40  # steps
-    decay_from: float = 0.6  # share of the training
+    decay_from: float = 0.7  # share of the training
+    distilled: int = 0  # pools at first in which the layers are told alone (`distil.py`)
+    distilling_tokens: int = 2304  # of a step in these
+    held: int = 3000  # steps for which the heads of the first weights stay as they are
+
+    def progress(self, pool: int) -> float:
+        """From 0 to 1: how far the training on answers is."""
+        return max(0, pool - self.distilled) / (self.pools - self.distilled)
 
     def rates(self, step: int, progress: float) -> tuple[float, float]:
-        """The rates of Muon and of AdamW."""
+        """The rates of the layers' optimizer and of the others'."""
         late = max(0.0, progress - self.decay_from) / (1 - self.decay_from)
         factor = min(1.0, (step + 1) / self.warm_up) * max(0.02, 1 - late)
-        return self.muon_rate * factor, self.adam_rate * factor
+        return self.layer_rate * factor, self.adam_rate * factor
+
+
+class Learner(nn.Module):
+    """A model and what guides its training."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.llama = Llama(shape)
+        self.guides = Guides(shape.hidden)
+
+    def losses(
+        self, batch: Batch, half: bool
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Of the answers' tokens, in order: losses and whether each was the likeliest; and the
+        guides' losses. `half`: in bfloat16 where that is exact enough.
+        """
+        picked = batch.weights > 0
+        with torch.autocast(batch.inputs.device.type, torch.bfloat16, enabled=half):
+            states, before, read = self.llama.seen(
+                batch.inputs, start.finds(self.llama.shape), start.points(self.llama.shape)
+            )
+            scores = self.llama.logits(states[picked]).float()
+            zero = scores.new_zeros(())
+            guided = (
+                (zero, zero, zero, zero)
+                if batch.guided.empty
+                else self.guides.losses(self.llama, before, read, batch.guided)
+            )
+        targets = batch.targets[picked]
+        losses = F.cross_entropy(scores, targets, reduction="none")
+        return losses, scores.detach().argmax(-1) == targets, guided
 
 
 class Tally:
-    """Loss and exactness of answers, by skill, since the last report."""
+    """Loss and share of exact examples, by skill, since the last report."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        self.sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
+        self.guides = [
+            0.0
+        ] * 6  # guesses, pointers, meanings, finds; rows, sentences with a meaning
+        self.missed: list[Tensor] = []  # of the distillation, by layer
         self.lock = Lock()
 
-    def add(self, batch: Batch, losses: torch.Tensor, right: torch.Tensor) -> None:
+    def add(self, batch: Batch, losses: Tensor, right: Tensor) -> None:
         """`losses` and `right` hold one entry for each weighted target, in order."""
-        rows = torch.arange(len(batch.skills))[:, None].expand_as(batch.weights)[batch.weights > 0]
-        said = batch.answers[batch.weights > 0]
+        picked = batch.weights > 0
+        rows = torch.arange(len(batch.skills))[:, None].expand_as(picked)[picked]
         for i, skill in enumerate(batch.skills):
-            mine = said & (rows == i)
-            sums = losses[mine].sum().item(), right[mine].sum().item(), mine.sum().item()
+            mine = rows == i
+            sums = losses[mine].sum().item(), mine.sum().item(), right[mine].all().item(), 1
             with self.lock:
                 self.sums[skill] = [a + b for a, b in zip(self.sums[skill], sums, strict=True)]
 
+    def add_guides(self, batch: Batch, *losses: float) -> None:
+        """`losses`: of the guesses, the pointers, the meanings, the finds."""
+        guided = batch.guided
+        parts = *losses, len(guided.rows.unique()), len(guided.meanings)
+        with self.lock:
+            self.guides = [a + b for a, b in zip(self.guides, parts, strict=True)]
+
     def __str__(self) -> str:
+        if self.missed:
+            likes = 1 - torch.stack(self.missed).mean(0)
+            return "like MiniLM " + " ".join(f"{like:.3f}" for like in likes.tolist())
         parts = [
-            f"{s} {e[0] / e[2]:.3f}/{100 * e[1] / e[2]:.1f}%"
+            f"{s} {e[0] / max(1, e[1]):.3f}/{100 * e[2] / e[3]:.0f}% of {e[3]:.0f}"
             for s, e in sorted(self.sums.items())
-            if e[2]
         ]
-        return " ".join(parts)
+        guessing, pointing, meaning, finding, rows, sentences = self.guides
+        rows, sentences = max(1, rows), max(1, sentences)
+        said = f"guesses {guessing / rows:.2f} finds {finding / rows:.2f}"
+        said += f" pointers {pointing / rows:.2f}"
+        return f"{said} meanings {meaning / sentences:.2f} | " + ", ".join(parts)
 
 
 class Crew:
@@ -80,7 +143,8 @@ class Crew:
     meet once a step.
     """
 
-    def __init__(self, model: Llama, threads: int) -> None:
+    def __init__(self, model: Learner, threads: int, half: bool) -> None:
+        self.half = half
         self.replicas = [model, *(copy.deepcopy(model) for _ in range(threads - 1))]
         for replica in self.replicas[1:]:
             for mine, shared in zip(replica.parameters(), model.parameters(), strict=True):
@@ -88,15 +152,22 @@ class Crew:
         # PyTorch's own number of threads is set thread by thread.
         self.threads = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
-    def learn(self, group: list[Batch], tally: Tally) -> None:
-        """Leaves the gradient of one step in the model's parameters."""
-        total = sum(batch.weights.sum().item() for batch in group)
+    def learn(self, group: list[Batch], tally: Tally, distiller: Distiller | None = None) -> None:
+        """Leaves the gradient of one step in the model's parameters. `distiller`: in the first
+        stage, what tells.
+        """
+        weights = sum(batch.weights.sum().item() for batch in group)
+        tokens = sum(batch.inputs.numel() for batch in group)
         shares = _dealt(group, len(self.replicas))
-        list(
-            self.threads.map(
-                lambda replica, share: _work(replica, share, total, tally), self.replicas, shares
-            )
-        )
+
+        def work(replica: Learner, share: list[Batch]) -> None:
+            for batch in share:
+                if distiller:
+                    _follow(replica, batch, tokens, distiller, tally)
+                else:
+                    _learn(replica, batch, weights, self.half, tally)
+
+        list(self.threads.map(work, self.replicas, shares))
         for replica in self.replicas[1:]:
             for shared, mine in zip(
                 self.replicas[0].parameters(), replica.parameters(), strict=True
@@ -114,18 +185,26 @@ def _dealt(group: list[Batch], hands: int) -> list[list[Batch]]:
     return shares
 
 
-def _work(model: Llama, share: list[Batch], total: float, tally: Tally) -> None:
-    """Adds the micro-batches' part of the gradient of the step's mean loss."""
-    device = next(model.parameters()).device
-    for batch in share:
-        picked = (batch.weights > 0).to(device)
-        with torch.autocast(device.type, torch.bfloat16):
-            states = model.hidden(batch.inputs.to(device))[picked]
-            scores = model.logits(states).float()
-        targets = batch.targets.to(device)[picked]
-        losses = F.cross_entropy(scores, targets, reduction="none")
-        (losses * batch.weights.to(device)[picked]).sum().div(total).backward()
-        tally.add(batch, losses.detach().cpu(), (scores.detach().argmax(-1) == targets).cpu())
+def _learn(learner: Learner, batch: Batch, total: float, half: bool, tally: Tally) -> None:
+    """Adds a micro-batch's part of the gradient of a step of `total` weight."""
+    moved = batch.to(next(learner.parameters()).device)
+    losses, right, guided = learner.losses(moved, half)
+    guessing, pointing, meaning, finding = guided
+    weighed = (losses * moved.weights[moved.weights > 0]).sum()
+    guides = GUESSING * guessing + POINTING * pointing + MEANING * meaning + FINDING * finding
+    (weighed + guides).div(total).backward()
+    tally.add(batch, losses.detach().cpu(), right.cpu())
+    tally.add_guides(batch, *(loss.item() for loss in guided))
+
+
+def _follow(
+    learner: Learner, batch: Batch, total: float, distiller: Distiller, tally: Tally
+) -> None:
+    """Adds a micro-batch's part of the gradient of a distilling step of `total` tokens."""
+    missed = distiller.missed(learner.llama, batch.inputs)
+    (missed.sum() * batch.inputs.numel() / total).backward()
+    with tally.lock:
+        tally.missed.append(missed.detach())
 
 
 @dataclass
@@ -137,28 +216,76 @@ class Progress:
     tokens: int = 0  # read, padding included
 
 
+def halves(device: str) -> bool:
+    """Whether bfloat16 is faster there than float32: on a CPU only where it has tiles for it. With
+    AVX-512 alone it takes 1.5 times as long, with AVX2 seven times.
+    """
+    return device != "cpu" or torch.cpu._is_amx_tile_supported()
+
+
 class Training:
     """A model, its optimizers and how far they are; kept in one file between pools."""
 
     def __init__(
-        self, shape: Shape, plan: Plan, marks: list[int], device: str, threads: int
+        self,
+        shape: Shape,
+        plan: Plan,
+        tokenizer: Tokenizer,
+        swaps: Swaps,
+        device: str,
+        threads: int,
     ) -> None:
-        """`marks` are the tokens that begin a part of the text (see `start.prepare`)."""
-        torch.manual_seed(plan.seed)
+        """`begin` or `restore` comes next."""
         self.shape, self.plan, self.device = shape, plan, device
-        self.model = Llama(shape)
-        start.prepare(self.model, marks)
-        self.model.to(device)
-        self.crew = Crew(self.model, threads)
-        self.optimizers = optimizers(self.model, self.crew.threads, plan.muon_rate, plan.adam_rate)
+        self.tokenizer, self.swaps = tokenizer, swaps
+        torch.manual_seed(plan.seed)
+        self.learner = Learner(shape).to(device)
+        self.crew = Crew(self.learner, threads, halves(device))
+        rates = plan.layer_rate, plan.adam_rate
+        self.optimizers = (
+            gentle(self.learner, self.learner.llama.model.layers[:-1], *rates)
+            if shape.biased
+            else optimizers(self.learner, self.crew.threads, *rates, self.crew.half)
+        )
+        self.movable = start.movable(tokenizer).to(device).float()[:, None]
+        self.distiller = Distiller.of(tokenizer) if shape.biased else None
         self.done = Progress()
 
+    def begin(self) -> None:
+        """Writes the first weights."""
+        torch.manual_seed(self.plan.seed)
+        fresh = Llama(self.shape)
+        if self.distiller:
+            self.distiller.begin(fresh, self.tokenizer, self.plan.seed)
+        else:
+            start.prepare(fresh, self.tokenizer)
+        self.learner.llama.load_state_dict(fresh.state_dict())
+        self._keep()
+
+    def _keep(self) -> None:
+        """Remembers the written heads."""
+        heads = start.written(self.shape)
+        self.kept = [
+            weight.clone() for head in heads for weight in head.weights(self.learner.llama)
+        ]
+
+    def _hold(self) -> None:
+        """Puts the written heads back as they were."""
+        heads = start.written(self.shape)
+        now = (weight for head in heads for weight in head.weights(self.learner.llama))
+        for weight, before in zip(now, self.kept, strict=True):
+            weight.copy_(before)
+
     def restore(self, path: Path) -> None:
-        """Goes on from a file of `save`. Raises ValueError if that is of another shape or plan."""
+        """Goes on from a file of `save`, whose plan may have been a shorter or a longer one.
+
+        Raises ValueError if it is of another shape.
+        """
         saved = torch.load(path, map_location=self.device, weights_only=True)
-        if (saved["shape"], saved["plan"]) != (asdict(self.shape), asdict(self.plan)):
-            raise ValueError(f"{path} is of another shape or plan: remove it to begin anew")
-        self.model.load_state_dict(saved["model"])
+        if saved["shape"] != asdict(self.shape):
+            raise ValueError(f"{path} is of another shape: remove it to begin anew")
+        self.learner.load_state_dict(saved["model"])
+        self._keep()
         for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self.done = Progress(**saved["done"])
@@ -168,7 +295,7 @@ class Training:
         state: dict[str, Any] = {
             "shape": asdict(self.shape),
             "plan": asdict(self.plan),
-            "model": self.model.state_dict(),
+            "model": self.learner.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "done": asdict(self.done),
         }
@@ -176,25 +303,54 @@ class Training:
         torch.save(state, partial)
         partial.replace(path)
 
-    def learn(self, tokenizer: Tokenizer) -> Tally:
+    def learn(self) -> Tally:
         """One pool of examples."""
         done, plan = self.done, self.plan
-        progress = done.pool / plan.pools
+        distiller = self.distiller if done.pool < plan.distilled else None
+        progress = plan.progress(done.pool)
         size = plan.step_tokens if progress < plan.decay_from else plan.late_tokens
+        size = plan.distilling_tokens if distiller else size
+        if done.pool == plan.distilled:  # another lesson: what moved by the last one stands still
+            for optimizer in self.optimizers:
+                optimizer.state.clear()
         tally = Tally()
         batches = pool(
-            tokenizer, plan.seed, done.pool, progress, plan.micro_tokens, self.shape.context
+            self.tokenizer,
+            self.swaps,
+            plan.seed,
+            done.pool,
+            MIXED if distiller else progress,
+            plan.micro_tokens,
+            self.shape.context,
         )
+        embedding = self.learner.llama.model.embed_tokens.weight
         for group in steps(batches, size):
             set_rates(self.optimizers, plan.rates(done.step, progress))
-            self.crew.learn(group, tally)
+            self.crew.learn(group, tally, distiller)
+            assert embedding.grad is not None
+            if not distiller:
+                embedding.grad.mul_(self.movable)  # words keep what they mean
             for optimizer in self.optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
+            if done.step < plan.held:
+                self._hold()
             done.step += 1
             done.tokens += sum(batch.inputs.numel() for batch in group)
         done.pool += 1
         return tally
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keeps a second training out of a run's folder. Raises BlockingIOError if one is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(f"another training runs in {folder}") from None
+        yield
 
 
 def train(
@@ -203,26 +359,28 @@ def train(
     """Trains, or goes on from the checkpoint in `folder`; writes one there every few pools.
 
     The result depends on the arguments alone, but for the rounding of other hardware and of
-    another number of threads. Raises ValueError if the checkpoint is of another shape or plan.
+    another number of threads. Raises ValueError if the checkpoint is of another shape,
+    BlockingIOError if another training runs in the folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "last.pt"
-    marks = [USER, *tokenizer.encode("".join(CITES)).ids]
-    training = Training(shape, plan, marks, device, threads)
-    if path.exists():
-        training.restore(path)
-    done, model = training.done, training.model
-    parameters = sum(p.numel() for p in model.parameters())
-    print(f"{parameters:,} parameters, pool {done.pool} of {plan.pools}", flush=True)
-    started, first = time.time(), done.tokens
-    while done.pool < plan.pools:
-        tally = training.learn(tokenizer)
-        speed = (done.tokens - first) / (time.time() - started)
-        print(
-            f"{time.strftime('%H:%M:%S')} pool {done.pool}/{plan.pools} step {done.step} "
-            f"{done.tokens / 1e6:.2f}M tokens {speed:.0f}/s | {tally}",
-            flush=True,
-        )
-        if done.pool % SAVE_EVERY == 0 or done.pool == plan.pools:
-            training.save(path)
-    return model
+    with alone(folder):
+        path = folder / "last.pt"
+        training = Training(shape, plan, tokenizer, Swaps.of(tokenizer), device, threads)
+        if path.exists():
+            training.restore(path)
+        else:
+            training.begin()
+        done, model = training.done, training.learner.llama
+        parameters = sum(p.numel() for p in model.parameters())
+        print(f"{parameters:,} parameters, pool {done.pool} of {plan.pools}", flush=True)
+        started, first = time.time(), done.tokens
+        while done.pool < plan.pools:
+            tally = training.learn()
+            speed = (done.tokens - first) / (time.time() - started)
+            print(
+                f"{time.strftime('%H:%M:%S')} pool {done.pool}/{plan.pools} step {done.step} "
+                f"{done.tokens / 1e6:.2f}M tokens {speed:.0f}/s | {tally}",
+                flush=True,
+            )
+            if done.pool % SAVE_EVERY == 0 or done.pool == plan.pools:
+                training.save(path)
+        return model

@@ -1,0 +1,200 @@
+"""MiniLM as a teacher, and the first weights that its layers make."""
+
+import random
+from typing import cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+
+from models.recipe import batches, corpus, layers, minilm
+from models.recipe import tokenizer as bpe
+from models.recipe.distil import Distiller
+from models.recipe.guides import looks
+from models.recipe.layers import BEFORE, CODE, FAR, PLACE, Texts, compared, fitted
+from models.recipe.model import Layer, Llama, Shape
+from models.recipe.teacher import CLS, SEP, Teacher, read, spelled, unit
+from models.recipe.template import render
+from models.recipe.tokenizer import DOCUMENTS, END, USER
+from models.recipe.train import Plan, Training
+from tests.models.test_training import NO_SWAPS
+
+SHAPE = Shape(
+    bpe.VOCABULARY, hidden=448, inner=1024, layers=7, heads=14, head_dim=32, theta=1e9, biased=True
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return bpe.train()
+
+
+@pytest.fixture(scope="module")
+def teacher(tokenizer: Tokenizer) -> Teacher:
+    return Distiller.of(tokenizer).teacher
+
+
+@pytest.fixture(scope="module")
+def rows(tokenizer: Tokenizer) -> list[list[int]]:
+    """Conversations over short passages."""
+    made = (corpus.looked_up(random.Random(i), 0.1) for i in range(60))
+    return [tokenizer.encode(render(c), add_special_tokens=False).ids for c in made]
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Tokenizer, teacher: Teacher, rows: list[list[int]]) -> Llama:
+    torch.manual_seed(0)
+    made = Llama(SHAPE)
+    layers.prepare(made, tokenizer, teacher, rows, 30)
+    return made
+
+
+def test_both_end_together_where_a_word_does(tokenizer: Tokenizer, teacher: Teacher) -> None:
+    text = "<|user|>Who is Okonkwo?<|end|><|documents|>[1] Café Söhne\nOkonkwo’s, 417 £5.<|end|>"
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    spelling = spelled(tokenizer)
+    assert b"".join(spelling).isascii() is False
+    found = read(teacher.wordpiece, spelling, ids)
+    pairs = [
+        (tokenizer.id_to_token(ids[ours]), teacher.wordpiece.id_to_token(found.ids[theirs]))
+        for ours, theirs in zip(found.ours, found.theirs, strict=True)
+    ]
+    assert pairs[0] == ("<|user|>", "[CLS]")
+    assert ("Ġis", "is") in pairs
+    assert [theirs for ours, theirs in pairs if ours == "[1]"] == ["[SEP]"]
+    assert pairs[-1] == ("<|end|>", "[SEP]")
+    assert [theirs for _, theirs in pairs if theirs in ("cafe", "£5")] == ["cafe", "£5"]
+    for ours, theirs in pairs:
+        last = ours.removeprefix("Ġ")[-1].lower()
+        assert theirs[-1] == last or not last.isascii() or theirs in ("[CLS]", "[SEP]")
+    assert len(pairs) > 18
+
+
+def test_the_teacher_is_minilm_reading_from_left_to_right(teacher: Teacher) -> None:
+    ids = torch.tensor([[CLS, *range(2000, 2030), SEP]])
+    tokens = ids.shape[1]
+    mask = torch.full((tokens, tokens), -1e9).triu_(1)[None, None]
+    with torch.no_grad():
+        theirs = minilm.reader()[0](
+            input_ids=ids, attention_mask=mask, output_hidden_states=True
+        ).hidden_states
+    said = teacher.layers(ids)
+    for number in range(6):
+        torch.testing.assert_close(said[number].read, theirs[number], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(said[5].out, unit(said[5].out), rtol=1e-3, atol=1e-3)
+    assert teacher.layers(torch.full((1, 600), 2000))[-1].out.shape == (1, 600, minilm.WIDTH)
+
+
+def test_a_fit_finds_the_map() -> None:
+    torch.manual_seed(0)
+    weight, bias, inputs = torch.randn(5, 8), torch.randn(5), torch.randn(400, 8)
+    found, shift = fitted(inputs, inputs @ weight.T + bias)
+    torch.testing.assert_close(found, weight, rtol=0, atol=0.02)
+    torch.testing.assert_close(shift, bias, rtol=0, atol=0.02)
+    few = fitted(inputs[:3], inputs[:3] @ weight.T, weight)[0]
+    torch.testing.assert_close(few, weight)  # what nothing tells stays
+
+
+def test_a_head_compares_what_it_compared() -> None:
+    """Where few directions count, they fit into the pairs that turn slowly, and the scores stay."""
+    torch.manual_seed(0)
+    inputs = torch.randn(500, 40)
+    query, key = torch.randn(32, 41), torch.randn(32, 40)
+    query[20:], key[20:] = 0.001 * query[20:], 0.001 * key[20:]
+    asked, told = compared(query, key, inputs)
+    fast = [place for pair in range(layers.FAST) for place in (pair, pair + 16)]
+    assert asked[fast].abs().max() == told[fast].abs().max() == 0
+    ones = torch.cat((inputs, torch.ones(500, 1)), 1)
+    before, after = (ones @ q.T @ (inputs @ k.T).T for q, k in ((query, key), (asked, told)))
+    assert F.cosine_similarity(before.flatten(), after.flatten(), dim=0) > 0.999
+
+
+def test_distances_become_biases() -> None:
+    """What a head's biases alone score is the function of the distance, but for a constant."""
+    model = Llama(SHAPE)
+    attention = cast(Layer, model.model.layers[0]).self_attn
+    back = torch.arange(FAR)
+    wanted = 3 * (-back / 12).exp()
+    with torch.no_grad():
+        layers._distances(model, attention, 5, wanted)
+    half = SHAPE.head_dim // 2
+    q, k = (p.bias.detach()[attention.rows(5)] for p in (attention.q_proj, attention.k_proj))
+    query, key = torch.complex(q[:half], q[half:]), torch.complex(k[:half], k[half:])
+    turned = query[None] * torch.complex(model.cos[:FAR], model.sin[:FAR])
+    found = (turned * key.conj()).real.sum(1) * SHAPE.head_dim**-0.5
+    assert (found - found.mean() - wanted + wanted.mean()).abs()[:100].max() < 0.6
+
+
+def test_first_weights_are_like_minilm(
+    model: Llama, tokenizer: Tokenizer, teacher: Teacher, rows: list[list[int]]
+) -> None:
+    texts = Texts(teacher, spelled(tokenizer), rows[:8])
+    said = teacher.layers(texts.theirs)
+    with torch.no_grad():
+        seen = model.seen(texts.ours, *range(1, 7))[1:]
+    for mine, theirs in zip(seen, said, strict=True):
+        mine, like = unit(mine[..., : minilm.WIDTH])[texts.at], theirs.out[texts.there]
+        mine, like = mine - mine.mean(0), like - like.mean(0)
+        assert F.cosine_similarity(mine, like, dim=-1).mean() > 0.75
+
+
+def test_a_fresh_model_knows_the_token_before(model: Llama, rows: list[list[int]]) -> None:
+    ids = torch.tensor([rows[0][:60]])
+    with torch.no_grad():
+        before = model.seen(ids, 1)[1][0, 1:, BEFORE]
+        codes = model.model.embed_tokens(ids)[0, :-1, CODE.start : CODE.start + 32]
+    assert F.cosine_similarity(before, codes, dim=-1).mean() > 0.9
+
+
+def test_a_fresh_model_knows_the_place(model: Llama, tokenizer: Tokenizer) -> None:
+    """At the thirtieth token half of what it is at the first."""
+    ids = torch.randint(1000, 9000, (8, 60), generator=torch.Generator().manual_seed(0))
+    ids[:, 0] = USER
+    with torch.no_grad():
+        place = model.seen(ids, 1)[1][:, :, PLACE].mean(0)
+    assert (place.diff() < 0).all()
+    assert place[30] / place[0] == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_fresh_model_points_at_what_followed(model: Llama, tokenizer: Tokenizer) -> None:
+    texts = spelled(tokenizer)
+    ids = [i for i, text in enumerate(texts) if text[:1] == b" " and text[1:].isalpha()]
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.tensor(ids)[torch.randperm(len(ids), generator=generator)[: 16 * 40]].view(16, 40)
+    mark = torch.tensor([[USER, END, DOCUMENTS]]).expand(16, 3)
+    tokens = torch.cat((mark, drawn, drawn[:, :9]), 1)
+    with torch.no_grad():
+        read_ = model.seen(tokens, 6)[1]
+        rows = torch.arange(16)
+        found = looks(model, 6, read_, rows, torch.full_like(rows, tokens.shape[1] - 1)).argmax(1)
+    assert (found == 3 + 9).float().mean() > 0.7
+
+
+def test_the_layers_are_told_first_and_then_the_answers(
+    model: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pools make the layers more like MiniLM's, words included; the next leave words."""
+    monkeypatch.setattr(batches, "POOL", 12)
+    monkeypatch.setattr(Distiller, "begin", lambda _, fresh, *__: fresh.load_state_dict(state))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    plan = Plan(3, distilled=2, distilling_tokens=400, layer_rate=3e-4, warm_up=2)
+    training = Training(SHAPE, plan, tokenizer, NO_SWAPS, "cpu", 1)
+    training.begin()
+    learner, told = training.learner.llama, batches.pool(tokenizer, NO_SWAPS, 0, 0, 0.5, 600, 500)
+    word = learner.model.embed_tokens.weight[tokenizer.token_to_id("Ġthe")]
+    assert training.distiller
+
+    def missed() -> float:
+        assert training.distiller
+        with torch.no_grad():
+            return sum(training.distiller.missed(learner, b.inputs).sum().item() for b in told)
+
+    before, row = missed(), word.detach().clone()
+    said = [str(training.learn()) for _ in range(2)]
+    assert all(line.startswith("like MiniLM 0.") for line in said)
+    assert missed() < before - 0.02
+    assert not torch.equal(word, row)
+    row = word.detach().clone()
+    assert "pointers" in str(training.learn())
+    assert torch.equal(word, row)
