@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.recipe import corpus, guides, minilm
+from models.recipe import corpus, guides
 from models.recipe.conversation import Conversation
 from models.recipe.guides import Guide, Guided
 from models.recipe.swaps import Swaps
@@ -21,7 +21,6 @@ from models.recipe.template import render
 from models.recipe.tokenizer import ASSISTANT, DOCUMENTS, END, PAD
 
 POOL = 256  # examples that are drawn, sorted by length and cut at once
-MEANT = 16  # of so many examples, one is told what its sentences mean
 LONG = 16  # tokens: answers together longer than this count as one of this length
 
 
@@ -84,19 +83,6 @@ def row(tokenizer: Tokenizer, made: Conversation, context: int, swaps: Swaps | N
     return Row(ids, made.skill, guide)
 
 
-def tell_meanings(tokenizer: Tokenizer, rows: list[Row]) -> None:
-    """Puts what MiniLM makes of the sentences into the rows' guides, beyond what they all share."""
-    texts = [
-        tokenizer.decode(row.ids[first : last + 1]).strip()
-        for row in rows
-        for first, last in row.guide.sentences
-    ]
-    meanings = minilm.encode(texts)
-    parts = (meanings - meanings.mean(0)).split([len(row.guide.sentences) for row in rows])
-    for row, meant in zip(rows, parts, strict=True):
-        row.guide.meanings = meant if len(meant) else None
-
-
 def collate(rows: list[Row]) -> Batch:
     """Pads rows on the right, to a multiple of 16."""
     longest = max(len(row.ids) for row in rows) - 1
@@ -126,7 +112,6 @@ def pool(
     """The micro-batches, of about `micro` tokens each, that pool `number` of the corpus makes."""
     source = corpus.training(seed, number * POOL, progress)
     rows = [row(tokenizer, next(source), context, swaps) for _ in range(POOL)]
-    tell_meanings(tokenizer, rows[::MEANT])
     rows.sort(key=lambda row: len(row.ids))
     batches: list[Batch] = []
     current: list[Row] = []

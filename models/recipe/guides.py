@@ -6,8 +6,8 @@ So training also tells, at what a late layer reads (`start.points`):
 - at each sentence's end, whether the answer stands in that sentence;
 - at each token of the passages, whether it is the answer's;
 - at the passages' end, whether they tell at all;
-- at each sentence's and at the question's end, what MiniLM makes of it (of a share of the
-  examples): which sentence is about what is asked, in whatever words, is then a comparison;
+- where the answer begins and where it ends, by a comparison of all that a token has with all that
+  the end of the question has: two small heads have room for a part of that only;
 - for each token of the answer, where in the passages the next one stands: the layer's first head
   is to look there, and at the passage's number when the value is said;
 - in the sentence that tells, or at the passages' marker if none does: there the first head of the
@@ -27,7 +27,6 @@ import torch.nn.functional as F
 from tokenizers import Encoding
 from torch import Tensor, nn
 
-from models.recipe import minilm
 from models.recipe.conversation import Conversation
 from models.recipe.model import Layer, Llama
 from models.recipe.start import finds, points
@@ -37,7 +36,8 @@ ENDS = re.compile(r"[.!?]['\")\]’”]*(?=\s|$)|(?=\n[^a-z])|$")
 SENTENCE, INSIDE, TOLD = range(3)  # outputs of the guessing head
 # How much a guess counts where it is not so, and where it is, which is rare but for TOLD.
 WEIGHTS = ((1.0, 3.0), (1.0, 6.0), (2.0, 1.0))
-POINTING, FINDING, GUESSING, MEANING = 0.8, 1.0, 0.8, 0.2  # weights in the loss
+POINTING, FINDING, GUESSING, READING = 0.8, 1.0, 0.8, 1.0  # weights in the loss
+CAREFUL = 0.2  # of the reader's scores: it learns at the rate of what begins at nothing
 
 
 @dataclass
@@ -46,9 +46,10 @@ class Guide:
 
     guesses: list[tuple[int, int, bool]] = field(default_factory=list)  # position, output, truth
     pointers: list[tuple[int, list[int]]] = field(default_factory=list)  # from, to any of these
+    firsts: list[tuple[int, list[int]]] = field(default_factory=list)  # likewise: it begins there
+    lasts: list[tuple[int, list[int]]] = field(default_factory=list)  # … and ends
     finds: list[tuple[int, list[int]]] = field(default_factory=list)  # likewise, a layer before
     sentences: list[tuple[int, int]] = field(default_factory=list)  # first token, last
-    meanings: Tensor | None = None  # (sentences, minilm.WIDTH), where they are told
 
     @property
     def inside(self) -> set[int]:
@@ -106,6 +107,8 @@ def guide(made: Conversation, text: str, encoded: Encoding, answer: int) -> Guid
     ]
     found.finds = [(at, telling) for at in (answer - 2, answer - 1)]
     found.pointers = _pointers(ids, answer, block, tells)
+    found.firsts = [(answer - 1, [first for _, first, _ in tells])]
+    found.lasts = [(answer - 1, [last for _, _, last in tells])]
     return found
 
 
@@ -165,9 +168,8 @@ class Guided:
     weights: Tensor  # (guesses) those of a row and an output add up to one
     pointers: Aims
     finds: Aims
-    meant_rows: Tensor  # (sentences)
-    meant_places: Tensor  # (sentences) their last tokens
-    meanings: Tensor  # (sentences, minilm.WIDTH)
+    firsts: Aims
+    lasts: Aims
 
     def to(self, device: torch.device) -> "Guided":
         return Guided(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
@@ -189,8 +191,6 @@ def collate(guides: list[Guide], width: int) -> Guided:
         weights = 1 / torch.bincount(group)[group].float()
     pointers = [guide.pointers for guide in guides]
     finds = [guide.finds for guide in guides]
-    meant = [(row, guide) for row, guide in enumerate(guides) if guide.meanings is not None]
-    meanings = [guide.meanings for _, guide in meant if guide.meanings is not None]
     return Guided(
         rows.long(),
         places.long(),
@@ -199,9 +199,8 @@ def collate(guides: list[Guide], width: int) -> Guided:
         weights,
         Aims.of(pointers, width),
         Aims.of(finds, width),
-        torch.tensor([row for row, guide in meant for _ in guide.sentences]).long(),
-        torch.tensor([last for _, guide in meant for _, last in guide.sentences]).long(),
-        torch.cat(meanings) if meanings else torch.zeros(0, minilm.WIDTH),
+        Aims.of([guide.firsts for guide in guides], width),
+        Aims.of([guide.lasts for guide in guides], width),
     )
 
 
@@ -213,12 +212,15 @@ class Guides(nn.Module):
         self.guess = nn.Linear(hidden, 3)
         nn.init.zeros_(self.guess.weight)
         nn.init.constant_(self.guess.bias, -2.0)
-        self.mean = nn.Linear(hidden, minilm.WIDTH, bias=False)
+        self.edges = nn.Linear(hidden, 2, bias=False)
+        self.asked = nn.Linear(hidden, 2 * hidden, bias=False)
+        nn.init.zeros_(self.edges.weight)
+        nn.init.zeros_(self.asked.weight)
 
     def losses(
         self, model: Llama, read_before: Tensor, read: Tensor, guided: Guided
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Sums over a batch: of the guesses' loss (weighted), of the pointers', the meanings', the
+        """Sums over a batch: of the guesses' loss (weighted), of the pointers', the reader's, the
         finders'.
 
         `read_before`, `read`: (batch, tokens, hidden), what layers `finds` and `points` read.
@@ -230,11 +232,22 @@ class Guides(nn.Module):
         wrong = F.binary_cross_entropy_with_logits(guessed, guided.truths, reduction="none")
         weights = guided.weights * read.new_tensor(WEIGHTS)[guided.outputs, guided.truths.long()]
         guessing = (wrong * weights).sum()
-        meant = self.mean(normed[guided.meant_rows, guided.meant_places]).float()
-        meaning = (1 - F.cosine_similarity(meant, guided.meanings)).sum()
-        pointing = _missed(model, points(model.shape), read, guided.pointers)
-        finding = _missed(model, finds(model.shape), read_before, guided.finds)
-        return guessing, pointing, meaning, finding
+        reading = self._misread(normed, guided.firsts, 0) + self._misread(normed, guided.lasts, 1)
+        pointing, finding = (
+            _missed(looks(model, number, states, aims.rows, aims.places), aims)
+            for number, states, aims in (
+                (points(model.shape), read, guided.pointers),
+                (finds(model.shape), read_before, guided.finds),
+            )
+        )
+        return guessing, pointing, reading, finding
+
+    def _misread(self, read: Tensor, aims: Aims, edge: int) -> Tensor:
+        """The sum of the losses where an answer begins (0) or ends (1)."""
+        asked = self.asked(read[aims.rows, aims.places]).chunk(2, -1)[edge]
+        compared = torch.einsum("ph,pth->pt", asked, read[aims.rows]) * read.shape[-1] ** -0.5
+        scores = CAREFUL * (compared + self.edges(read)[aims.rows, :, edge])
+        return _missed(_backwards(scores.float(), aims.places), aims)
 
 
 def looks(model: Llama, number: int, read: Tensor, rows: Tensor, places: Tensor) -> Tensor:
@@ -249,12 +262,17 @@ def looks(model: Llama, number: int, read: Tensor, rows: Tensor, places: Tensor)
     query = _turned(query.float(), model.cos[places], model.sin[places])
     key = _turned(key.float(), model.cos[:tokens], model.sin[:tokens])
     scores: Tensor = torch.einsum("pd,ptd->pt", query, key[rows]) * model.shape.head_dim**-0.5
-    return scores.masked_fill(torch.arange(tokens, device=read.device) > places[:, None], -1e9)
+    return _backwards(scores, places)
 
 
-def _missed(model: Llama, number: int, read: Tensor, aims: Aims) -> Tensor:
-    """The sum of the losses of a layer's first head, which is to look at the aims."""
-    scores = looks(model, number, read, aims.rows, aims.places)
+def _backwards(scores: Tensor, places: Tensor) -> Tensor:
+    """(places, tokens) without what comes after each place."""
+    after = torch.arange(scores.shape[1], device=scores.device) > places[:, None]
+    return scores.masked_fill(after, -1e9)
+
+
+def _missed(scores: Tensor, aims: Aims) -> Tensor:
+    """The sum of the losses of (aims, tokens) scores, which are to be high at the aims."""
     right = scores.masked_fill(~aims.targets, -1e9).logsumexp(1)
     return (scores.logsumexp(1) - right).sum()
 

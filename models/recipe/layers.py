@@ -12,7 +12,7 @@ become six layers of ours, which differ in this:
   neurons of the first layer make the rest of it. What of MiniLM's scores depends on the distance
   beyond that is a sum of cosines, which biases make of the pairs of rotary features that turn fast.
   What is compared fills the pairs that turn slowly: its weakest tenth finds no room.
-- GELU(x) is silu(1.702 x) / 1.702 but for a hundredth; there is room for two of three neurons.
+- GELU(x) is silu(1.702 x) / 1.702 but for a hundredth; there is room for half of its neurons.
 - Tokens are ours: the row of one is the mean of the rows that MiniLM cuts its text into.
 
 All that is linear is fitted, layer by layer, to what MiniLM makes of some texts: what a layer reads
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from models.recipe.minilm import WIDTH
 from models.recipe.model import Layer, Llama, rotate
-from models.recipe.teacher import CLS, SEP, UNKNOWN, Said, Teacher, marker, read, spelled, unit
+from models.recipe.teacher import CLS, UNKNOWN, Said, Teacher, marker, read, spelled, unit
 
 OWN = 2  # heads of our own in each layer, the first
 CODE = slice(WIDTH, 412)  # a code of the token's own
@@ -49,7 +49,7 @@ DOUBT = 3.0  # a row as it is counts as so many places where MiniLM reads it
 RIDGE = 1e-3  # of the fits, beside the mean square of what is fitted from
 SILU = 1.702
 LOOKS_BACK = 16.0  # scores of the head that looks at the token before
-SHARP = 0.1  # the gain of the last norm: how sure a fresh model is
+SHARP, SURE = 0.1, 0.4  # the last norm's gains: how sure a fresh model is, and of what it copies
 MATCHES = 3.0  # … of the pointing head, where the code is the same
 
 
@@ -317,7 +317,8 @@ def _embed(model: Llama, tokenizer: Tokenizer, teacher: Teacher) -> None:
         words.append(word)
         mark = marker(token)
         ids = teacher.wordpiece.encode(word, add_special_tokens=False).ids
-        ids = [i for i in ids if i != UNKNOWN] or [SEP if mark is None else mark]
+        blank = known["." if "\n" in word else ","]  # which MiniLM does not read at all
+        ids = [i for i in ids if i != UNKNOWN] or [blank if mark is None else mark]
         if mark is None and word.isalpha() and word.islower():  # mostly within a word
             ids = [known.get("##" + word, ids[0])] if "##" + word in known else ids
         rows.append(table[ids].mean(0))
@@ -387,4 +388,7 @@ def _point(model: Llama, stream: Tensor) -> None:
     attention.k_proj.weight[places, BEFORE] = drawn * loud
     attention.v_proj.weight[rows, CODE.start : CODE.start + width] = torch.eye(width)
     attention.o_proj.weight[CODE.start : CODE.start + width, rows] = torch.eye(width) * 4 * scale
+    for project in (attention.q_proj, attention.k_proj):  # and, a little, at anything
+        project.weight[places, :WIDTH] = torch.randn(len(places), WIDTH) * 0.5 * WIDTH**-0.5
     model.model.norm.weight.fill_(SHARP)
+    model.model.norm.weight[CODE] = SURE

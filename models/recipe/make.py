@@ -23,17 +23,20 @@ SHAPES = {
     "demo": Shape(
         bpe.VOCABULARY,
         hidden=448,
-        inner=1024,
+        inner=704,
         layers=7,
         heads=14,
         head_dim=32,
         theta=1e9,
         biased=True,
     ),
-    "draft": Shape(bpe.VOCABULARY, hidden=128, inner=256, layers=6, heads=4, head_dim=16),
+    "draft": Shape(bpe.VOCABULARY, hidden=96, inner=192, layers=6, heads=6, head_dim=16),
 }
 FOLDERS = {"demo": "demo", "draft": "demo-draft"}
-PLANS = {"demo": Plan(150, distilled=20, layer_rate=4e-4), "draft": Plan(120)}
+PLANS = {
+    "demo": Plan(150, distilled=12, layer_rate=3e-4, step_tokens=3072),
+    "draft": Plan(120),
+}
 
 
 def fingerprint() -> str:

@@ -23,9 +23,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from models.recipe import minilm
 
-VOCABULARY = 13_312
+VOCABULARY = 20_480
 PIECES = 1_300  # bytes, marks, and parts of words, without a space
-LOWER = 4_300  # words in small letters; what room is left goes to words with a capital
+LOWER = 6_300  # words in small letters; what room is left goes to words with a capital
 SPECIAL = [
     "<|pad|>",
     "<|end|>",

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from models.recipe import start
 from models.recipe.batches import Batch, pool, steps
 from models.recipe.distil import Distiller
-from models.recipe.guides import FINDING, GUESSING, MEANING, POINTING, Guides
+from models.recipe.guides import FINDING, GUESSING, POINTING, READING, Guides
 from models.recipe.model import Llama, Shape
 from models.recipe.optim import gentle, optimizers, set_rates
 from models.recipe.swaps import Swaps
@@ -44,7 +44,7 @@ class Plan:
     micro_tokens: int = 1152  # that a thread takes through the model at once, about
     layer_rate: float = 0.0025  # Muon's; MiniLM's layers take AdamW's (`optim.gentle`)
     adam_rate: float = 1e-3
-    warm_up: int = 40  # steps
+    warm_up: int = 40  # steps, of each lesson
     decay_from: float = 0.7  # share of the training
     distilled: int = 0  # pools at first in which the layers are told alone (`distil.py`)
     distilling_tokens: int = 2304  # of a step in these
@@ -97,9 +97,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
-        self.guides = [
-            0.0
-        ] * 6  # guesses, pointers, meanings, finds; rows, sentences with a meaning
+        self.guides = [0.0] * 5  # guesses, pointers, reader, finds; rows
         self.missed: list[Tensor] = []  # of the distillation, by layer
         self.lock = Lock()
 
@@ -114,9 +112,8 @@ class Tally:
                 self.sums[skill] = [a + b for a, b in zip(self.sums[skill], sums, strict=True)]
 
     def add_guides(self, batch: Batch, *losses: float) -> None:
-        """`losses`: of the guesses, the pointers, the meanings, the finds."""
-        guided = batch.guided
-        parts = *losses, len(guided.rows.unique()), len(guided.meanings)
+        """`losses`: of the guesses, the pointers, the reader, the finds."""
+        parts = *losses, len(batch.guided.rows.unique())
         with self.lock:
             self.guides = [a + b for a, b in zip(self.guides, parts, strict=True)]
 
@@ -128,11 +125,11 @@ class Tally:
             f"{s} {e[0] / max(1, e[1]):.3f}/{100 * e[2] / e[3]:.0f}% of {e[3]:.0f}"
             for s, e in sorted(self.sums.items())
         ]
-        guessing, pointing, meaning, finding, rows, sentences = self.guides
-        rows, sentences = max(1, rows), max(1, sentences)
+        guessing, pointing, reading, finding, rows = self.guides
+        rows = max(1, rows)
         said = f"guesses {guessing / rows:.2f} finds {finding / rows:.2f}"
-        said += f" pointers {pointing / rows:.2f}"
-        return f"{said} meanings {meaning / sentences:.2f} | " + ", ".join(parts)
+        said += f" pointers {pointing / rows:.2f} reads {reading / rows:.2f}"
+        return f"{said} | " + ", ".join(parts)
 
 
 class Crew:
@@ -189,9 +186,9 @@ def _learn(learner: Learner, batch: Batch, total: float, half: bool, tally: Tall
     """Adds a micro-batch's part of the gradient of a step of `total` weight."""
     moved = batch.to(next(learner.parameters()).device)
     losses, right, guided = learner.losses(moved, half)
-    guessing, pointing, meaning, finding = guided
+    guessing, pointing, reading, finding = guided
     weighed = (losses * moved.weights[moved.weights > 0]).sum()
-    guides = GUESSING * guessing + POINTING * pointing + MEANING * meaning + FINDING * finding
+    guides = GUESSING * guessing + POINTING * pointing + READING * reading + FINDING * finding
     (weighed + guides).div(total).backward()
     tally.add(batch, losses.detach().cpu(), right.cpu())
     tally.add_guides(batch, *(loss.item() for loss in guided))
@@ -214,6 +211,7 @@ class Progress:
     pool: int = 0
     step: int = 0
     tokens: int = 0  # read, padding included
+    began: int = 0  # the step with which the present lesson began
 
 
 def halves(device: str) -> bool:
@@ -311,6 +309,7 @@ class Training:
         size = plan.step_tokens if progress < plan.decay_from else plan.late_tokens
         size = plan.distilling_tokens if distiller else size
         if done.pool == plan.distilled:  # another lesson: what moved by the last one stands still
+            done.began = done.step
             for optimizer in self.optimizers:
                 optimizer.state.clear()
         tally = Tally()
@@ -325,7 +324,7 @@ class Training:
         )
         embedding = self.learner.llama.model.embed_tokens.weight
         for group in steps(batches, size):
-            set_rates(self.optimizers, plan.rates(done.step, progress))
+            set_rates(self.optimizers, plan.rates(done.step - done.began, progress))
             self.crew.learn(group, tally, distiller)
             assert embedding.grad is not None
             if not distiller:

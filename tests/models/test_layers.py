@@ -21,7 +21,7 @@ from models.recipe.train import Plan, Training
 from tests.models.test_training import NO_SWAPS
 
 SHAPE = Shape(
-    bpe.VOCABULARY, hidden=448, inner=1024, layers=7, heads=14, head_dim=32, theta=1e9, biased=True
+    bpe.VOCABULARY, hidden=448, inner=704, layers=7, heads=14, head_dim=32, theta=1e9, biased=True
 )
 
 
