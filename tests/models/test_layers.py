@@ -178,7 +178,7 @@ def test_the_layers_are_told_first_and_then_the_answers(
     monkeypatch.setattr(batches, "POOL", 12)
     monkeypatch.setattr(Distiller, "begin", lambda _, fresh, *__: fresh.load_state_dict(state))
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    plan = Plan(3, distilled=2, distilling_tokens=400, layer_rate=3e-4, warm_up=2)
+    plan = Plan(3, distilled=2, distilling_tokens=400, layer_rate=1e-4, adam_rate=3e-4, warm_up=8)
     training = Training(SHAPE, plan, tokenizer, NO_SWAPS, "cpu", 1)
     training.begin()
     learner, told = training.learner.llama, batches.pool(tokenizer, NO_SWAPS, 0, 0, 0.5, 600, 500)
