@@ -8,23 +8,13 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from models.recipe.model import STILL, Llama, Shape
+from models.recipe.model import Llama, Shape
 from models.recipe.template import SOURCE
 from models.recipe.tokenizer import END, PAD, SPECIAL
 
 
 def config(shape: Shape) -> dict[str, Any]:
     """The checkpoint's config.json."""
-    turning = shape.head_dim // 2 - shape.still
-    slowed = [1.0] * turning + [STILL] * shape.still
-    own_rates = {  # of each pair; those of long texts are no others
-        "rope_type": "longrope",
-        "short_factor": slowed,
-        "long_factor": slowed,
-        "factor": 1.0,
-        "attention_factor": 1.0,
-        "original_max_position_embeddings": shape.context,
-    }
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -37,7 +27,6 @@ def config(shape: Shape) -> dict[str, Any]:
         "head_dim": shape.head_dim,
         "max_position_embeddings": shape.context,
         "rope_theta": shape.theta,
-        **({"rope_scaling": own_rates} if shape.still else {}),
         "rms_norm_eps": shape.epsilon,
         "hidden_act": "silu",
         "attention_bias": shape.biased,
@@ -88,7 +77,6 @@ def load(folder: Path) -> tuple[Llama, Tokenizer]:
         head_dim=data["head_dim"],
         context=data["max_position_embeddings"],
         theta=data["rope_theta"],
-        still=data.get("rope_scaling", {}).get("short_factor", []).count(STILL),
         epsilon=data["rms_norm_eps"],
         biased=data["attention_bias"],
     )

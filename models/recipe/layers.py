@@ -10,8 +10,8 @@ become six layers of ours, which differ in this:
 - MiniLM adds a row for each place to that of the word. Ours cannot, but a head can: one that looks
   at all before alike, and more at the text's first mark, brings what falls with the place, and
   neurons of the first layer make the rest of it. What of MiniLM's scores depends on the distance
-  beyond that is a sum of cosines, which biases make of the few pairs of rotary features that turn.
-  What is compared fills those that stand still: what counts least of it finds no room.
+  beyond that is a sum of cosines, which biases make of the pairs of rotary features that turn fast.
+  What is compared fills the pairs that turn slowly: its weakest tenth finds no room.
 - GELU(x) is silu(1.702 x) / 1.702 but for a hundredth; there is room for half of its neurons.
 - Tokens are ours: the row of one is the mean of the rows that MiniLM cuts its text into.
 
@@ -32,7 +32,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from models.recipe.minilm import WIDTH
-from models.recipe.model import Layer, Llama, Shape, rotate
+from models.recipe.model import Layer, Llama, rotate
 from models.recipe.teacher import CLS, UNKNOWN, Said, Teacher, marker, read, spelled, unit
 
 OWN = 2  # heads of our own in each layer, the first
@@ -44,6 +44,7 @@ BEFORE = slice(416, 448)  # the first 32 of the token before
 LOUD = 0.5  # of these features, beside MiniLM's of one
 PLACES = 48  # neurons of the first layer that tell where in the text a token is
 FAR = 192  # tokens: what is farther back is as far as this
+FAST = 5  # pairs of rotary features of a head that tell distances
 DOUBT = 3.0  # a row as it is counts as so many places where MiniLM reads it
 RIDGE = 1e-3  # of the fits, beside the mean square of what is fitted from
 SILU = 1.702
@@ -132,14 +133,14 @@ class Fit:
         for head in range(12):
             rows = slice(head * 32, (head + 1) * 32)
             asked = torch.cat((query[rows], query_bias[rows, None]), 1)
-            mine, theirs_ = compared(asked, key[rows], inputs, compares(self.model.shape))
+            mine, theirs_ = compared(asked, key[rows], inputs)
             to = attention.rows(OWN + head)
             attention.q_proj.weight[to], attention.q_proj.bias[to] = mine[:, :-1], mine[:, -1]
             attention.k_proj.weight[to], attention.k_proj.bias[to] = theirs_, 0
         distances, rests = self._apart(number, layer, normed)
         for head in range(12):
             far = _distances(self.model, attention, OWN + head, distances[head])
-            _rest(attention, OWN + head, rests[head] - far, mark)
+            _rest(attention, attention.rows(OWN + head), rests[head] - far, mark)
         brought = [self._heads(layer, x) for x in normed]
         gain = 1 / times(read, self.held) * times(self.ours(self.streams)[:, :WIDTH], self.held)
         self._write(
@@ -229,17 +230,9 @@ def _places(mlp: Any, place: Tensor) -> None:
     mlp.gate_proj.bias[-PLACES:] = -steep * some
 
 
-def compares(shape: Shape) -> list[int]:
-    """A head's features that tell what a token is: those that stand still but one, of marks."""
-    half = shape.head_dim // 2
-    return [*range(half - shape.still + 1, half), *range(2 * half - shape.still, 2 * half)]
-
-
-def compared(
-    query: Tensor, key: Tensor, inputs: Tensor, places: list[int]
-) -> tuple[Tensor, Tensor]:
+def compared(query: Tensor, key: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """A head's query (with its bias, the last column) and key, turned: what tells most stands in
-    the features `places`; what tells least is left out.
+    the pairs of features that turn slowest; what tells least is left out.
     """
     ones = torch.ones(len(inputs), 1)
     spread = [
@@ -247,6 +240,8 @@ def compared(
         for x in (torch.cat((inputs, ones), 1) @ query.T, (inputs - inputs.mean(0)) @ key.T)
     ]
     left, values, right = torch.linalg.svd(spread[0].T @ spread[1])
+    pairs = len(query) // 2
+    places = [place for pair in range(pairs - 1, FAST, -1) for place in (pair, pair + pairs)]
     made = []
     for turn, low, weight in ((left.T, spread[0], query), (right, spread[1], key)):
         whole = values.sqrt()[:, None] * (turn @ torch.linalg.solve(low, weight.double()))
@@ -256,10 +251,9 @@ def compared(
     return made[0], made[1]
 
 
-def _rest(attention: Any, head: int, score: Tensor, mark: Tensor) -> None:
+def _rest(attention: Any, rows: slice, score: Tensor, mark: Tensor) -> None:
     """Adds so much to a head's scores of marks; `mark`: what its key reads there."""
-    shape = attention.shape
-    place = attention.rows(head).start + shape.head_dim // 2 - shape.still
+    place = rows.start + FAST
     much = (score.abs() * attention.shape.head_dim**0.5).sqrt()
     attention.q_proj.bias[place] = much
     attention.k_proj.weight[place, MARK] = much * score.sign() / mark
@@ -270,17 +264,17 @@ def _distances(model: Llama, attention: Any, head: int, scores: Tensor) -> Tenso
     score of what is far, of which the biases leave out what is the same at any distance.
     """
     half = model.shape.head_dim // 2
-    turning = half - model.shape.still
+    rates = model.shape.theta ** (-torch.arange(half) / half)
     back = torch.arange(len(scores))
-    angles = back[:, None] * model.shape.rates()[:turning]
+    angles = back[:, None] * rates[:FAST]
     waves = torch.cat((angles.cos(), angles.sin(), torch.ones(len(back), 1)), 1)
     near = (1 / (1 + back / 8)).sqrt()[:, None]
     gram = (near * waves).T @ (near * waves) + 1e-3 * torch.eye(waves.shape[1])
     found = torch.linalg.solve(gram, (near * waves).T @ (near * scores[:, None]))[:, 0]
-    cos, sin = found[:turning], found[turning : 2 * turning]
+    cos, sin = found[:FAST], found[FAST : 2 * FAST]
     much = ((cos.square() + sin.square()).sqrt() * model.shape.head_dim**0.5).sqrt()
     angle = torch.atan2(sin, cos)
-    pairs = torch.arange(turning) + attention.rows(head).start
+    pairs = torch.arange(FAST) + attention.rows(head).start
     attention.q_proj.bias[pairs] = much * angle.cos()
     attention.q_proj.bias[pairs + half] = -much * angle.sin()
     attention.k_proj.bias[pairs] = much
@@ -294,8 +288,8 @@ def prepare(
 ) -> None:
     """Writes the first weights: the embedding by all `rows` of ids, layers by the first `few`."""
     shape = model.shape
-    if not (shape.biased and shape.still and shape.heads == 12 + OWN and shape.layers == 7):
-        raise ValueError("MiniLM's layers need seven with biases, fourteen heads, pairs that stand")
+    if not shape.biased or shape.heads != 12 + OWN or shape.layers != 7:
+        raise ValueError("MiniLM's layers need seven with biases, and fourteen heads")
     _embed(model, tokenizer, teacher)
     _look_back(model)
     spelling = spelled(tokenizer)
@@ -357,8 +351,8 @@ def _look_back(model: Llama) -> None:
     """In the first layer, a head that brings the code of the token before."""
     attention = cast(Layer, model.model.layers[0]).self_attn
     rows, half = attention.rows(0), model.shape.head_dim // 2
-    rates, turns = model.shape.rates(), torch.arange(half) < half - model.shape.still
-    loud = (turns * LOOKS_BACK * model.shape.head_dim**0.5).sqrt()
+    rates = model.shape.theta ** (-torch.arange(half) / half)
+    loud = ((rates > 0.04) * LOOKS_BACK * model.shape.head_dim**0.5).sqrt()
     for project in (attention.q_proj, attention.k_proj, attention.v_proj):
         project.weight[rows] = 0
     attention.q_proj.bias[rows] = torch.cat((loud * rates.cos(), -loud * rates.sin()))
@@ -381,14 +375,15 @@ def _look_back(model: Llama) -> None:
 def _point(model: Llama, stream: Tensor) -> None:
     """In the last layer, a head that looks behind tokens like this one and says what it finds."""
     attention = cast(Layer, model.model.layers[-1]).self_attn
-    rows = attention.rows(0)
+    rows, half = attention.rows(0), model.shape.head_dim // 2
     scale = stream.square().mean(1).sqrt().mean()  # of the stream, which the norm takes away
     width = BEFORE.stop - BEFORE.start
-    places = [rows.start + place for place in compares(model.shape)]
-    drawn = torch.linalg.qr(torch.randn(width, len(places)))[0].T
-    loud = (MATCHES * model.shape.head_dim**0.5 / len(places)) ** 0.5 * scale / LOUD
+    slow = [place for pair in range(half - 1, FAST, -1) for place in (pair, pair + half)]
+    drawn = torch.linalg.qr(torch.randn(width, len(slow)))[0].T
+    loud = (MATCHES * model.shape.head_dim**0.5 / len(slow)) ** 0.5 * scale / LOUD
     for project in (attention.q_proj, attention.k_proj, attention.v_proj):
         project.weight[rows] = 0
+    places = [rows.start + place for place in slow]
     attention.q_proj.weight[places, CODE.start : CODE.start + width] = drawn * loud
     attention.k_proj.weight[places, BEFORE] = drawn * loud
     attention.v_proj.weight[rows, CODE.start : CODE.start + width] = torch.eye(width)

@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-STILL = 1e12  # a pair that turns so many times as slowly does not turn in any text
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -27,16 +25,8 @@ class Shape:
     head_dim: int = 64
     context: int = 2048
     theta: float = 500000.0
-    still: int = 0  # pairs of rotary features, the last, that tell nothing of distance
     epsilon: float = 1e-5
     biased: bool = False  # whether all projections have biases, as MiniLM's have
-
-    def rates(self) -> Tensor:
-        """(head_dim / 2) angle per token at which each pair of rotary features turns."""
-        pairs = self.head_dim // 2
-        rates = self.theta ** (-torch.arange(pairs) / pairs)
-        rates[pairs - self.still :] /= STILL
-        return rates
 
 
 class _Normed(torch.autograd.Function):
@@ -225,7 +215,8 @@ class Llama(nn.Module):
         super().__init__()
         self.shape = shape
         self.model = Body(shape)
-        angles = torch.arange(shape.context).float()[:, None] * shape.rates()
+        rates = shape.theta ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
+        angles = torch.arange(shape.context).float()[:, None] * rates
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
         self.reset()

@@ -293,6 +293,12 @@ def _embed(model: Llama, tokenizer: Tokenizer, at: Layout) -> None:
     embedding[beginnings, at.part] = (0.6 * apart + 0.8 * alike) * 2 * SPREAD * width**0.5
 
 
+def _rates(model: Llama) -> Tensor:
+    """(dim / 2) angle per token at which each pair of features turns."""
+    half = model.shape.head_dim // 2
+    return model.shape.theta ** (-torch.arange(half) / half)
+
+
 def _inputs(attention: Attention, head: int) -> tuple[Tensor, Tensor]:
     """The rows of the query's and of the key's weight that are a head's."""
     rows = attention.rows(head)
@@ -302,7 +308,7 @@ def _inputs(attention: Attention, head: int) -> tuple[Tensor, Tensor]:
 def _look_back(model: Llama, attention: Attention, head: int, distance: int) -> None:
     """Query and key depend on feature 0 alone; their product is greatest `distance` tokens back."""
     query, key = _inputs(attention, head)
-    rates = model.shape.rates()
+    rates = _rates(model)
     half = len(rates)
     loud = (rates > 0.04).float() * SHARPNESS**0.5 / CONSTANT * 2
     query.zero_()
@@ -315,7 +321,7 @@ def _look_back(model: Llama, attention: Attention, head: int, distance: int) -> 
 def _look_for(model: Llama, attention: Attention, head: int, where: slice, what: Tensor) -> None:
     """The nearest token whose features `where` have much of the unit vector `what`."""
     query, key = _inputs(attention, head)
-    rates = model.shape.rates()
+    rates = _rates(model)
     slow = torch.nonzero((rates > 1.5e-3) & (rates < 1.5e-2)).flatten()
     query.zero_()
     key.zero_()
@@ -330,7 +336,7 @@ def _look_around(
 ) -> None:
     """The tokens before, the nearer the more; pairs of features that turn at these rates tell."""
     query, key = _inputs(attention, head)
-    rates = model.shape.rates()
+    rates = _rates(model)
     loud = torch.nonzero((rates > low) & (rates < high)).flatten()
     query.zero_()
     key.zero_()
@@ -340,7 +346,7 @@ def _look_around(
 
 def _slow(model: Llama) -> list[int]:
     """The features of a head that hardly turn over the length of a passage."""
-    slow = torch.nonzero(model.shape.rates() < SLOW).flatten()
+    slow = torch.nonzero(_rates(model) < SLOW).flatten()
     return torch.cat((slow, slow + model.shape.head_dim // 2)).tolist()
 
 
