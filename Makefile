@@ -115,6 +115,7 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard protos/*.proto) pro
   $(wildcard kernels/cpu/native/*) kernels/cpu/build.py
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
 	  echo "make: Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "installing; \"Building editable\" compiles the engine's kernels: some three minutes of CPU time, in which nothing is told"
 	$(BIN)/python -m pip install --disable-pip-version-check --no-compile \
 	  --constraint constraints.txt --editable '.[dev]'
 	@echo "compiling the libraries' modules: up to three minutes, in which nothing is told"

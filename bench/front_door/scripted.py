@@ -7,6 +7,7 @@ import argparse
 import asyncio
 
 import grpc
+import uvloop
 
 from bench.front_door.engine import TEXT, Engine, number_in, serve_left
 from bench.link_hops import announce, terminated
@@ -83,4 +84,4 @@ async def _serve(pace: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pace", type=float, default=100.0, help="tokens a second of each stream")
-    asyncio.run(_serve(parser.parse_args().pace))
+    uvloop.run(_serve(parser.parse_args().pace))

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from bench.gpu.device import Device
-from bench.gpu.inputs import Heads, attention, samplings
+from bench.gpu.inputs import Heads, attention, of_experts, samplings
 from kernels import reference
 from kernels.heads import QkNorm, Scores
 from kernels.kv_layer import KvLayer
-from kernels.triton import activation, embed, norm, rotary
+from kernels.triton import activation, embed, experts, norm, rotary
 from kernels.triton.decode import Splits, decode
 from kernels.triton.prefill import prefill
 from kernels.triton.sampling import SamplerRoom, sample
@@ -40,6 +40,8 @@ def run(device: Device) -> Iterator[Check]:
         yield from _attention(device.torch, heads, dry)
         yield from _rotary(device.torch, heads)
     yield from _rows(device.torch, 64 if dry else 4096)
+    for tokens in [3, 40] if dry else [1, 64, 4096]:
+        yield _experts(device.torch, tokens, dry)
     yield from _sampling(device.torch, 2 if dry else 64, 1100 if dry else 128256)
 
 
@@ -117,6 +119,20 @@ def _rows(device: torch.device, width: int) -> Iterator[Check]:
     expected_rows = x[ids.long()]
     expected_rows[4], ids[4] = x[3], -2
     yield _compared("embed", embed.embed(ids, last, x), expected_rows, most=0)
+
+
+def _experts(device: torch.device, tokens: int, dry: bool) -> Check:
+    count, chosen, width, inner = (4, 2, 80, 32) if dry else (128, 8, 2048, 768)
+    # The interpreter cuts off where a GPU rounds: each of three products.
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    case = of_experts(tokens, count, chosen, width, inner, device, dtype)
+    shares, ids = reference.route(case.logits, chosen, normed=True)
+    groups = experts.grouped(ids, count)
+    y = experts.of_experts(case.x, case.gate_up, groups, chosen)
+    y = experts.of_experts(activation.silu_and_mul(y), case.down, groups, chosen=0)
+    x, gate_up, down = (one.float() for one in (case.x, case.gate_up, case.down))
+    expected = reference.mixed(x, gate_up, down, shares, ids)
+    return _compared(f"experts, {tokens} tokens", experts.mix(y, groups, shares), expected)
 
 
 def _sampling(device: torch.device, rows: int, vocab: int) -> Iterator[Check]:

@@ -79,6 +79,37 @@ def attention(
     return Attention(q, KvLayer(stored, scales), batch)
 
 
+@dataclass(frozen=True)
+class Experts:
+    x: Tensor
+    logits: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+def of_experts(
+    tokens: int,
+    count: int,
+    chosen: int,
+    width: int,
+    inner: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Experts:
+    """Rows, which choose by chance, and weights. What nobody chose is NaN."""
+
+    def made(*shape: int) -> Tensor:
+        found = torch.randn(shape, device=device, dtype=dtype)
+        return found.mul_(shape[-1] ** -0.5)
+
+    logits = torch.randn(tokens, count, device=device)
+    nobodys = torch.ones(count, dtype=torch.bool, device=device)
+    nobodys[logits.topk(chosen).indices.unique()] = False
+    gate_up, down = made(count, 2 * inner, width), made(count, width, inner)
+    gate_up[nobodys], down[nobodys] = torch.nan, torch.nan
+    return Experts(made(tokens, width), logits, gate_up, down)
+
+
 def samplings(rows: int, device: torch.device, **fields: float) -> tuple[np.ndarray, Tensor]:
     """Rows of SAMPLING with seeds and positions of their own, here and on the device."""
     found = np.zeros(rows, SAMPLING)

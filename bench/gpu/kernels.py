@@ -7,9 +7,10 @@ from functools import partial
 import torch
 
 from bench.gpu.device import Device, seconds
-from bench.gpu.inputs import Attention, Heads, attention, samplings
+from bench.gpu.inputs import Attention, Heads, attention, of_experts, samplings
+from kernels import reference
 from kernels.heads import Scores
-from kernels.triton import activation, norm, rotary
+from kernels.triton import activation, experts, norm, rotary
 from kernels.triton.decode import Splits, decode
 from kernels.triton.prefill import prefill
 from kernels.triton.sampling import SamplerRoom, sample
@@ -41,6 +42,10 @@ def run(device: Device) -> Iterator[Callable[[], Measured]]:
         yield partial(_add_norm, device, tokens, 64 if dry else 4096)
         yield partial(_silu_mul, device, tokens, 64 if dry else 14336)
         yield partial(_rotary, device, tokens, heads)
+    for tokens in [3] if dry else [1, 8, 64, 4096]:
+        yield partial(
+            _experts, device, tokens, (4, 2) if dry else (128, 8), (64, 32) if dry else (2048, 768)
+        )
     kinds: list[dict[str, float]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
@@ -116,6 +121,30 @@ def _rotary(device: Device, tokens: int, heads: Heads) -> Measured:
             qkv, tables, case.batch.positions, case.batch.slots, case.layer
         ),
         2 * qkv.nbytes,
+    )
+
+
+def _experts(
+    device: Device, tokens: int, counts: tuple[int, int], sizes: tuple[int, int]
+) -> Measured:
+    """Of Qwen3-30B-A3B a layer, of which tokens choose by chance."""
+    (count, chosen), (width, inner) = counts, sizes
+    case = of_experts(tokens, count, chosen, width, inner, device.torch)
+
+    def run() -> object:
+        shares, ids = reference.route(case.logits, chosen, normed=True)
+        groups = experts.grouped(ids, count)
+        y = experts.of_experts(case.x, case.gate_up, groups, chosen)
+        y = experts.of_experts(activation.silu_and_mul(y), case.down, groups, chosen=0)
+        return experts.mix(y, groups, shares)
+
+    met = len(case.logits.topk(chosen).indices.unique())
+    return _timed(
+        device,
+        f"experts, {tokens} tokens, {chosen} of {count}",
+        run,
+        (case.gate_up.nbytes + case.down.nbytes) * met / count,
+        2 * 3 * width * inner * tokens * chosen,
     )
 
 

@@ -79,7 +79,8 @@ class Bed:
         self.encoder = PromptEncoder(self._tokenizer)
 
     def prompt(self, messages: Sequence[Message], passages: Sequence[Passage]) -> list[int]:
-        return list(self.encoder.encode(self.template.render(messages, passages)).ids)
+        ids: list[int] = self.encoder.encode(self.template.render(messages, passages)).ids.tolist()
+        return ids
 
     def messages(self, turns: Sequence[Asked], question: str) -> list[Message]:
         """The chat up to the question, as its client sends it."""

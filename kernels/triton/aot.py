@@ -23,9 +23,9 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from kernels.heads import QkNorm, Scores
-from kernels.kv_layer import KvLayer
+from kernels.kv_layer import INT4, KvLayer
 from kernels.paged_batch import PagedBatch
-from kernels.triton import activation, decode, embed, norm, prefill, rotary, sampling
+from kernels.triton import activation, decode, embed, experts, norm, prefill, rotary, sampling
 
 CAPABILITY = 90
 _TYPES = {
@@ -34,6 +34,7 @@ _TYPES = {
     torch.bfloat16: "bf16",
     torch.float8_e4m3fn: "fp8e4nv",
     torch.int8: "i8",
+    torch.uint8: "u8",
     torch.int32: "i32",
     torch.int64: "i64",
 }
@@ -54,12 +55,15 @@ class Case:
     """Keys and values; None: as they are computed."""
     scores: Scores = field(default=Scores(0.1))
     qk_norm: bool = False
+    experts: tuple[int, int] | None = None
+    """And how many of them each token chooses; `inner` is of one of them then."""
 
 
 CASES = (
     Case(32, 8, 64),  # as Llama 3.2 1B
     Case(32, 8, 128, stored=torch.float8_e4m3fn),  # as Llama 3.1 8B
     Case(32, 8, 128, stored=torch.int8),
+    Case(32, 8, 128, stored=INT4),
     Case(32, 8, 128, scores=Scores(0.1, window=4096)),  # as Mistral 7B
     Case(9, 3, 64, 576, 1536, 49152),  # as SmolLM 135M
     Case(16, 16, 128),  # a head each
@@ -67,6 +71,8 @@ CASES = (
     Case(16, 8, 128, qk_norm=True),  # as Qwen3 0.6B
     Case(8, 4, 256, 2304, 9216, 256000, scores=Scores(0.1, 50.0, 4096)),  # as Gemma 2 2B
     Case(32, 8, 64, dtype=torch.float32),
+    Case(32, 8, 128, 4096, 14336, 32000, experts=(8, 2)),  # as Mixtral 8x7B
+    Case(32, 4, 128, 2048, 768, 151936, qk_norm=True, experts=(128, 8)),  # as Qwen3 30B-A3B
 )
 
 
@@ -81,7 +87,8 @@ def launch_all(case: Case, device: torch.device, block_size: int = 16) -> None:
 
     tokens, blocks, context = 32, 64, 8192
     shape = (blocks, 4, 2, case.kv_heads, block_size)
-    values = room(*shape, case.dim, dtype=case.stored or case.dtype)[:, 1]
+    width = case.dim // 2 if case.stored == INT4 else case.dim
+    values = room(*shape, width, dtype=case.stored or case.dtype)[:, 1]
     scales = room(*shape, dtype=torch.float32)[:, 1] if case.stored else None
     layer = KvLayer(values, scales)
     batch = PagedBatch(
@@ -106,6 +113,8 @@ def launch_all(case: Case, device: torch.device, block_size: int = 16) -> None:
     q = rotary.rotary_store(
         room(tokens, width), angles, batch.positions, batch.slots, layer, qk_norm
     )
+    if case.experts:
+        _launch_experts(case, x)
     out = room(tokens, case.heads, case.dim)
     decode.decode(out, q, layer, batch, case.scores, splits)
     prefill.prefill(out, q, layer, batch, case.scores)
@@ -115,6 +124,20 @@ def launch_all(case: Case, device: torch.device, block_size: int = 16) -> None:
         ints(16, sampling.WORDS),
         sampling.SamplerRoom.of(16, case.vocab, device),
     )
+
+
+def _launch_experts(case: Case, x: Tensor) -> None:
+    """In tiles of few rows and of many."""
+    assert case.experts
+    count, chosen = case.experts
+    for rows in (16, 16 * count):
+        gate_up = x.new_empty(count, 2 * case.inner, case.hidden)
+        down = x.new_empty(count, case.hidden, case.inner)
+        shares = x.new_empty(rows, chosen, dtype=torch.float32)
+        groups = experts.grouped(shares.long(), count)
+        y = experts.of_experts(x.new_empty(rows, case.hidden), gate_up, groups, chosen)
+        y = experts.of_experts(activation.silu_and_mul(y), down, groups, chosen=0)
+        experts.mix(y, groups, shares)
 
 
 def compile_all(cases: tuple[Case, ...] = CASES) -> Iterator[dict[str, Any]]:

@@ -28,3 +28,10 @@ def to_e4m3(x, WIDE: tl.constexpr):
         small = (x + 24576.0) - 24576.0  # below 2^-6 the step is 2^-9
         x = tl.where(tl.abs(x) < 0.015625, small, bits.to(tl.float32, bitcast=True))
     return x.to(tl.float8e4nv)
+
+
+@triton.jit
+def numbers_of_4_bits(x):
+    """Of bytes [.., n] the two numbers of each, float32 [.., 2 n]: see kv_layer.INT4."""
+    lower, upper = (x & 15).to(tl.float32) - 8, (x >> 4).to(tl.float32) - 8
+    return tl.interleave(lower, upper)

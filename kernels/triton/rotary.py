@@ -1,12 +1,14 @@
 """What lies between the query-key-value product and attention, in one pass over its rows: the norm
 of queries and keys where a model has one, the turn by the position, and the way into the cache."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.heads import QkNorm
 from kernels.kv_layer import FURTHEST, LEAST, KvLayer
+from kernels.triton.heads import mix_heads, store_4_bits
 from kernels.triton.launch import INTERPRETED, power_of_two
 from kernels.triton.norm import rms_norm_in_place
 from kernels.triton.numbers import nearest, to_e4m3
@@ -114,7 +116,7 @@ def rotary_store(
     layer: KvLayer,
     norm: QkNorm | None = None,
 ) -> Tensor:
-    _, _, kv_heads, block_size, dim = layer.values.shape
+    kv_heads, dim = layer.values.shape[2], layer.dim
     heads = qkv.shape[1] // dim
     q_heads = heads - 2 * kv_heads
     if norm is not None and len(norm.q) > dim:  # over several heads: in passes of their own
@@ -122,6 +124,9 @@ def rotary_store(
         rms_norm_in_place(q, norm.q, norm.epsilon)
         rms_norm_in_place(k, norm.k, norm.epsilon)
         norm = None
+    if layer.mixed:
+        return _mixed_store(qkv, angles, positions, slots, layer, norm)
+    block_size = layer.values.shape[3]
     cos, sin = angles
     scales = layer.values if layer.scales is None else layer.scales
     rotary_kernel[(len(qkv), triton.cdiv(heads, _HEADS))](
@@ -153,3 +158,24 @@ def rotary_store(
         num_warps=4,
     )
     return qkv.view(len(qkv), heads, dim)[:, :q_heads]
+
+
+def _mixed_store(
+    qkv: Tensor,
+    angles: tuple[Tensor, Tensor],
+    positions: Tensor,
+    slots: Tensor,
+    layer: KvLayer,
+    norm: QkNorm | None,
+) -> Tensor:
+    """As a cache of blocks of one token the rows keep their own keys and values, which are mixed,
+    too, and stored from there."""
+    kv_heads, dim = layer.values.shape[2], layer.dim
+    x = qkv.view(len(qkv), -1, dim)
+    q_heads = x.shape[1] - 2 * kv_heads
+    own = KvLayer(x[:, q_heads:].unflatten(1, (2, kv_heads, 1)))
+    tokens = torch.arange(len(x), dtype=torch.int32, device=x.device)
+    rotary_store(qkv, angles, positions, tokens, own, norm)
+    mix_heads(x)
+    store_4_bits(x[:, q_heads:], layer, slots)
+    return x[:, :q_heads]

@@ -1,7 +1,8 @@
 """Makes both models from a seed: `python -m models.recipe.make --out models --seed 0`.
 
-Tokenizer, demo model, draft model, then evaluation. Every stage leaves its result in the run
-folder; started again, the command goes on where it was. A changed recipe begins a new run.
+Tokenizer, demo model, draft model, then evaluation, whose figures the model card gets. Every stage
+leaves its result in the run folder; started again, the command goes on where it was. A changed
+recipe begins a new run.
 """
 
 import argparse
@@ -72,7 +73,10 @@ def main() -> None:
     }
     for name, model in models.items():  # both at once: they share a tokenizer
         export.save(model, tokenizer, options.out / FOLDERS[name])
-    evaluate.table(options.out / FOLDERS["demo"], options.out / FOLDERS["draft"], options.count)
+    demo, draft = (options.out / FOLDERS[name] for name in ("demo", "draft"))
+    figures = evaluate.table(demo, draft, options.count)
+    if (card := demo / "README.md").exists():
+        evaluate.write_card(card, figures)
 
 
 if __name__ == "__main__":

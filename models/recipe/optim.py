@@ -17,9 +17,9 @@ from torch import Tensor, nn
 STACK = 6  # matrices of one shape that a thread takes at once
 
 
-def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
+def orthogonalise(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Approximates U V^T of each matrix of a stack (count, rows, columns)."""
-    x: Tensor = matrices.bfloat16()
+    x: Tensor = matrices.to(dtype)
     tall = x.shape[1] > x.shape[2]
     if tall:
         x = x.mT
@@ -43,9 +43,12 @@ class Muon(torch.optim.Optimizer):
         lr: float,
         momentum: float = 0.95,
         decay: float = 0.0,
+        half: bool = True,
     ) -> None:
+        """`half`: the iteration is done in bfloat16."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
         self.threads = threads
+        self.dtype = torch.bfloat16 if half else torch.float32
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -74,18 +77,19 @@ class Muon(torch.optim.Optimizer):
             updates.append(p.grad.lerp(state["momentum"], group["momentum"]))
         rows, columns = params[0].shape
         scale = group["lr"] * max(1.0, rows / columns) ** 0.5
-        for p, update in zip(params, orthogonalise(torch.stack(updates)), strict=True):
+        flat = orthogonalise(torch.stack(updates), dtype=self.dtype)
+        for p, update in zip(params, flat, strict=True):
             p.mul_(1 - group["lr"] * group["decay"]).add_(update, alpha=-scale)
 
 
 def optimizers(
-    model: nn.Module, threads: Executor, muon_lr: float, adam_lr: float
+    model: nn.Module, threads: Executor, muon_lr: float, adam_lr: float, half: bool
 ) -> list[torch.optim.Optimizer]:
     """Both optimizers over all of a model's parameters."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     made: list[torch.optim.Optimizer] = [
-        Muon(matrices, threads, lr=muon_lr, decay=0.01),
+        Muon(matrices, threads, lr=muon_lr, decay=0.01, half=half),
         torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0),
     ]
     return made

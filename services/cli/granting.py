@@ -1,6 +1,5 @@
 """What the commands share that say who may what: straight in Redis, each change audited."""
 
-import asyncio
 import getpass
 import json
 import socket
@@ -12,6 +11,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from services.cli.interruptible import run
 from services.cli.running import find_running
 from services.common.config import Settings
 from services.common.discovery import Directory
@@ -43,7 +43,7 @@ class Stores:
 def with_stores(work: Callable[[Stores], Awaitable[None]]) -> int:
     """Runs it; returns the exit code. Raises RuntimeError where Redis is away."""
     try:
-        return asyncio.run(_with_stores(work))
+        return run(_with_stores(work))
     except RedisAway as away:
         raise RuntimeError(_told(away)) from away
     except ValidationError as error:

@@ -76,9 +76,9 @@ def _model(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kv-format",
-        choices=("float32", "bfloat16", "int8", "fp8"),
-        default="bfloat16",
-        help="of keys and values (default bfloat16)",
+        choices=("float32", "bfloat16", "int8", "fp8", "int4"),
+        help="of keys and values (default: the checkpoint's, as GPUs and CPUs with AVX512-BF16 "
+        "compute in it; other CPUs: float32)",
     )
     parser.add_argument("--json", action="store_true", help="a JSON object, in bytes and seconds")
 

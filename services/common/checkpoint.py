@@ -24,15 +24,23 @@ def locate(spec: ModelSpec, *, weights: bool = True) -> Path:
     the model and says why, within seconds, whatever the hub does; likewise of a GGUF file that
     cannot be read.
     """
-    folder = Path(spec.path).expanduser()
-    if is_gguf(spec.path):
-        return _of_gguf(spec, folder)
+    try:
+        return folder_of(spec.path, weights=weights)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"model {spec.name!r}: {error}") from error
+
+
+def folder_of(path: str, *, weights: bool = True) -> Path:
+    """As `locate`, for a checkpoint that has no name."""
+    folder = Path(path).expanduser()
+    if is_gguf(path):
+        return _of_gguf(folder)
     if folder.is_dir():
         return folder
-    if not is_hub_id(spec.path):
-        hub = "" if "/" in spec.path else "; a model of the hub is written OWNER/NAME"
-        raise FileNotFoundError(f"model {spec.name!r}: there is no folder {spec.path}{hub}")
-    return _from_hub(spec, [*_FILES, *_WEIGHTS] if weights else _FILES)
+    if not is_hub_id(path):
+        hub = "" if "/" in path else "; a model of the hub is written OWNER/NAME"
+        raise FileNotFoundError(f"there is no folder {path}{hub}")
+    return _from_hub(path, [*_FILES, *_WEIGHTS] if weights else _FILES)
 
 
 def text_files(folder: Path) -> list[Path]:
@@ -74,16 +82,16 @@ def is_gguf(path: str) -> bool:
     return path.lower().endswith(".gguf")
 
 
-def _of_gguf(spec: ModelSpec, path: Path) -> Path:
+def _of_gguf(path: Path) -> Path:
     if not path.is_file():
-        raise FileNotFoundError(f"model {spec.name!r}: there is no file {spec.path}")
+        raise FileNotFoundError(f"there is no file {path}")
     try:
         return unfolded(path)
     except (UnsupportedGguf, OSError) as error:
-        raise FileNotFoundError(f"model {spec.name!r}: {error}") from error
+        raise FileNotFoundError(str(error)) from error
 
 
-def _from_hub(spec: ModelSpec, wanted: list[str]) -> Path:
+def _from_hub(path: str, wanted: list[str]) -> Path:
     """The hub is asked with a deadline first, which downloading has not; without an answer a copy
     that was downloaded before does."""
     from huggingface_hub import HfApi, snapshot_download
@@ -95,11 +103,11 @@ def _from_hub(spec: ModelSpec, wanted: list[str]) -> Path:
     )
 
     def failed(why: str) -> FileNotFoundError:
-        return FileNotFoundError(f"model {spec.name!r}: there is no folder {spec.path}, and {why}")
+        return FileNotFoundError(f"there is no folder {path}, and {why}")
 
     try:
-        revision = HfApi().model_info(spec.path, timeout=_HUB_TIMEOUT_S).sha
-        return Path(snapshot_download(spec.path, revision=revision, allow_patterns=wanted))
+        revision = HfApi().model_info(path, timeout=_HUB_TIMEOUT_S).sha
+        return Path(snapshot_download(path, revision=revision, allow_patterns=wanted))
     except GatedRepoError:
         raise failed("the hub's model of this name asks for HF_TOKEN and its terms") from None
     except RepositoryNotFoundError:
@@ -109,7 +117,7 @@ def _from_hub(spec: ModelSpec, wanted: list[str]) -> Path:
     except Exception as error:  # its client lets its HTTP library's errors through
         away = (str(error) or type(error).__name__).splitlines()[0]
     try:
-        return Path(snapshot_download(spec.path, local_files_only=True))
+        return Path(snapshot_download(path, local_files_only=True))
     except LocalEntryNotFoundError:
         raise failed(f"the hub gave no answer ({away})") from None
 

@@ -15,7 +15,8 @@ LATE = "late"  # Search: how much late interaction counts
 MARKS = "marks"  # SetAttributes: filters by what is equal find them, beside all others
 EMBEDDERS = "embedders"  # Index, Search: by one of several embedding models
 REINDEXING = "reindexing"  # Index: nothing, where the present model has the document whole
-ALL = frozenset({BLOBS, FILTERS, RANKING, READING, LATE, MARKS, EMBEDDERS, REINDEXING})
+VECTORS = "vectors"  # IndexServed, Search: by a served model, of which the caller tells vectors
+ALL = frozenset({BLOBS, FILTERS, RANKING, READING, LATE, MARKS, EMBEDDERS, REINDEXING, VECTORS})
 
 
 def told(abilities: Iterable[str] = ALL) -> dict[str, str]:

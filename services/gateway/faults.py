@@ -21,10 +21,10 @@ _WORDS = {
     "dict_type": "must be an object",
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
-    "greater_than": "must be above {gt:.16g}",
-    "greater_than_equal": "must be at least {ge:.16g}",
-    "less_than": "must be below {lt:.16g}",
-    "less_than_equal": "must be at most {le:.16g}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
     "string_too_short": "must have {min_length} characters or more",
     "string_too_long": "must have at most {max_length} characters",
     "too_short": "must have {min_length} entries or more",
@@ -49,8 +49,13 @@ def words_of(error: ErrorDetails) -> str:
     if _is_empty(kind, context):
         return "must not be empty"
     if kind in _WORDS:
-        return _WORDS[kind].format_map(context)
+        return _WORDS[kind].format_map({name: _figure(v) for name, v in context.items()})
     return error["msg"].removeprefix("Value error, ")
+
+
+def _figure(value: Any) -> Any:
+    """Whole numbers in all their digits; of others those that a float tells apart."""
+    return f"{value:.16g}" if isinstance(value, float) else value
 
 
 def _is_empty(kind: str, context: dict[str, Any]) -> bool:

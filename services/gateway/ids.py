@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from services.common.errors import PenstockError
+from services.common.errors import PenstockError, invalid
 
 _SHOWN = 100  # characters of a client's text that an error repeats
 _TIME_DIGITS = 14  # of microseconds since 1970
@@ -61,6 +61,11 @@ UPLOAD = IdKind("upload_", "upload")
 CONVERSATION = IdKind("conv_", "conversation")
 PART = IdKind("part_", "part of this upload")
 KEY = IdKind("key_", "API key", _KEY_DIGITS)
+
+
+def no_such_item(id: str, param: str) -> PenstockError:
+    """Of a list, where a page is to begin behind it."""
+    return invalid(f"No item '{id[:_SHOWN]}' in this list.", param, stage="gateway")
 
 
 def not_found(what: str, id: str, param: str = "") -> PenstockError:

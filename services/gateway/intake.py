@@ -6,7 +6,7 @@ ever all one tenant's (shares.py).
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,9 @@ import grpc
 from services.common.errors import PenstockError, unavailable
 from services.common.shares import Shares
 from services.gateway import metrics
+
+Holding = Callable[[int], None]
+"""Counts so many bytes that come into memory, or raises (`Place.hold`)."""
 
 _RETRY_AFTER_S = 1.0
 _LAST_WORDS_S = 1.0  # for what still runs after a drain's grace, to be told so

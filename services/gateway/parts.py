@@ -16,6 +16,7 @@ from services.gateway.jobs.jobs import Jobs
 from services.gateway.metering.meter import Meter
 from services.gateway.models import ModelCatalog
 from services.gateway.runs.conversations.conversations import Conversations
+from services.gateway.runs.known_scores import KnownScores
 from services.gateway.runs.records import Records
 from services.gateway.stores.files import Files
 from services.gateway.stores.retrieval_client import RetrievalClient
@@ -42,6 +43,7 @@ class Gateway:
     uploads: Uploads
     stores: VectorStores
     records: Records
+    scores: KnownScores
     runs: "Runs"
     conversations: Conversations
     jobs: Jobs

@@ -12,7 +12,7 @@ from services.common.blobs import Blobs
 from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings, Settings
 from services.common.fair_threads import FairThreads
-from services.common.give_back import map_large_pieces
+from services.common.give_back import keep_pages
 from services.common.metrics import BoundedNames
 from services.common.metrics_server import Page
 from services.common.peers import Peers
@@ -25,6 +25,7 @@ from services.gateway.api.admin.routes import admin_application, admin_settings
 from services.gateway.api.grpc.server import GrpcServer
 from services.gateway.api.resources.files import delete_unused
 from services.gateway.api.rest.routes import application
+from services.gateway.api.rest.turns import turn_of
 from services.gateway.batches.batches import Batches, Control
 from services.gateway.batches.lines import Lines
 from services.gateway.connections.http_server import HttpServer
@@ -36,6 +37,7 @@ from services.gateway.models import ModelCatalog
 from services.gateway.neighbours import Neighbours, address
 from services.gateway.parts import Gateway
 from services.gateway.runs.conversations.conversations import Conversations
+from services.gateway.runs.known_scores import KnownScores
 from services.gateway.runs.lasting.runs import Runs
 from services.gateway.runs.records import Records
 from services.gateway.runs.shared_records import SharedRecords
@@ -46,6 +48,7 @@ from services.gateway.stores.lookout import Lookout
 from services.gateway.stores.orphans import Orphans
 from services.gateway.stores.reindexing import Reindexing
 from services.gateway.stores.retrieval_client import RetrievalClient
+from services.gateway.stores.served_embedders import ServedEmbedders
 from services.gateway.stores.store_records import StoreRecords
 from services.gateway.stores.uploads import Uploads
 from services.gateway.stores.vector_stores import VectorStores
@@ -86,7 +89,7 @@ class GatewayService(Service):
         # A large body is parsed into up to 260,000 objects at once. By default Python looks for
         # garbage after every 700 new ones, which makes most of that parse's time.
         gc.set_threshold(*_GC_THRESHOLDS)
-        map_large_pieces()
+        keep_pages()
         intake = self.gateway.intake
         await self._blobs.claim(self.redis)
         await self.gateway.policy.start()
@@ -226,6 +229,7 @@ def _assemble(
         telemetry,
         jobs,
         identity.standing,
+        ServedEmbedders(settings, tokenizers, telemetry),
         settings.retrieval.max_document_chars,
     )
     reindexing = Reindexing(
@@ -252,11 +256,12 @@ def _assemble(
         files=files,
         uploads=Uploads(redis, namespace, own, blobs, files),
         stores=stores,
-        runs=Runs(redis, namespace, id, settings.runs),
+        runs=Runs(redis, namespace, id, settings.runs, turn_of),
         conversations=Conversations(redis, namespace, settings.runs, own.max_messages, files.room),
         jobs=jobs,
         batches=Batches(redis, namespace, settings.jobs, jobs, files),
         records=Records(own.records_kept, SharedRecords(redis, namespace, own, files.room)),
+        scores=KnownScores(settings.retrieval.cache_max_age_s),
         intake=Intake(own.max_requests, own.max_held_bytes),
         threads=FairThreads(1, "gateway"),
         tenants_told=tenants_told,

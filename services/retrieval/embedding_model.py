@@ -44,7 +44,7 @@ class EmbeddingModel:
         self._pooling = _pooling(folder)
         self.name = name
         self.dimension = self._encoder.dimension
-        self.fingerprint = self._digest()
+        self.fingerprint = self.made_by = self._digest()
 
     @classmethod
     def load(cls, spec: str = "", name: str = "") -> "EmbeddingModel":

@@ -14,6 +14,7 @@ from typing import Any
 
 from protos import common_pb2, worker_pb2
 from services.common.errors import PenstockError, unavailable
+from services.common.packed_ids import pack
 from services.common.waiting import first_done
 from services.router.answer import Answer
 from services.router.leg import HAND_OVER, Leg, Way, WorkerLostError
@@ -181,13 +182,12 @@ def _work(
         caller=request.caller,
         model=request.model,
         checkpoint=request.checkpoint,
-        prompt_token_ids=request.prompt_token_ids,
+        prompt_token_ids=request.prompt_token_ids + pack(answer.tokens),
         generated_prefix=answer.before + len(answer.tokens),
         sampling=request.sampling,
         mode=mode,
         transfer_id=transfer_id,
     )
-    work.prompt_token_ids.extend(answer.tokens)
     work.sampling.max_tokens = answer.tokens_left
     if request.HasField("pooling"):
         work.pooling.CopyFrom(request.pooling)

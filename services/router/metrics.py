@@ -35,6 +35,7 @@ failovers = from_zero(
         "peer_stalled",
         "kv_transfer",
         "link_congested",
+        "no_adapter",
         "peer_lost",
         "other_checkpoint",
         "too_many_requests",

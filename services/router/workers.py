@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from protos import worker_pb2
 from services.common.block_hash import DIGEST_SIZE
@@ -32,6 +33,14 @@ class Sent:
     news_left: float = _NEWS_TO_SHOW
 
 
+class Event(NamedTuple):
+    """Blocks that came or went, on the device or below it."""
+
+    stored: bool
+    hashes: bytes
+    below: bool
+
+
 @dataclass(eq=False)
 class Worker:
     """One worker. `load` is as of its last news; `unseen` is what was sent since."""
@@ -40,11 +49,12 @@ class Worker:
     holder: Holder
     load: worker_pb2.Load
     unseen: list[Sent] = field(default_factory=list)
-    events: deque[tuple[bool, bytes]] = field(default_factory=deque)  # not yet in the index
+    events: deque["Event"] = field(default_factory=deque)  # not yet in the index
     prefill_measured_s: float = field(default_factory=time.monotonic)  # when its rates last moved
     step_measured_s: float = field(default_factory=time.monotonic)
     breaker: Breaker = field(default_factory=Breaker)
     peers: Callable[[], "list[Worker]"] = list  # the others of its checkpoint
+    adapters: frozenset[str] | None = None  # digests, as of its news; None: it has told none yet
 
     @property
     def id(self) -> str:
@@ -66,6 +76,15 @@ class Worker:
     def checkpoint(self) -> str:
         """Its digest."""
         return self.replica.facts.get("digest", "")
+
+    def serves(self, checkpoint: str) -> bool:
+        """Its own, or that with an adapter."""
+        return checkpoint == self.checkpoint or checkpoint in (self.adapters or ())
+
+    def may_serve(self, checkpoint: str) -> bool:
+        """Which adapters it has it tells with its first news."""
+        untold = self.adapters is None and "adapters" in self.replica.facts
+        return untold or self.serves(checkpoint)
 
     @property
     def kv_format(self) -> tuple[str, str]:
@@ -158,7 +177,7 @@ class Workers:
 
     def ready(self, model: str, checkpoint: str) -> list[Worker]:
         """Those of the model's checkpoint that take requests now."""
-        return [w for w in self._ready(model) if w.checkpoint == checkpoint]
+        return [w for w in self._ready(model) if w.serves(checkpoint)]
 
     def _ready(self, model: str) -> list[Worker]:
         return [w for w in self._workers.values() if w.peer.ready and w.model == model]
@@ -171,7 +190,7 @@ class Workers:
         return self._is_replaced(model, checkpoint)
 
     def _is_replaced(self, model: str, checkpoint: str) -> bool:
-        left = any(w.checkpoint == checkpoint for w in self._linked(model))
+        left = any(w.may_serve(checkpoint) for w in self._linked(model))
         return not left and bool(self._ready(model))
 
     def sound(self, model: str, checkpoint: str) -> list[Worker]:
@@ -252,6 +271,9 @@ class Workers:
     def _on_news(self, peer: Peer, payload: bytes) -> None:
         news = worker_pb2.WorkerNews.FromString(payload)
         worker = self._of(peer)
+        if news.HasField("adapters"):
+            worker.adapters = frozenset(news.adapters.digests)
+            self._tell_change()
         if news.HasField("load"):
             worker.learn(news.load)
         for sent in worker.unseen:
@@ -261,7 +283,8 @@ class Workers:
             worker.events.clear()
             self.index.remove(worker.holder)
             worker.holder = self.index.add()
-        worker.events.extend((event.stored, event.hashes) for event in news.events)
+        for below, events in ((False, news.events), (True, news.below)):
+            worker.events.extend(Event(one.stored, one.hashes, below) for one in events)
         self._do_chores()
 
     def _on_state(self, peer: Peer, state: LinkState) -> None:
@@ -300,13 +323,14 @@ class Workers:
 
     def _take_in(self, worker: Worker, limit: int) -> int:
         """Applies the worker's oldest event, or its first `limit` hashes; returns how many."""
-        stored, raw = worker.events.popleft()
+        event = worker.events.popleft()
+        raw = event.hashes
         if len(raw) > limit * DIGEST_SIZE:
-            worker.events.appendleft((stored, raw[limit * DIGEST_SIZE :]))
+            worker.events.appendleft(event._replace(hashes=raw[limit * DIGEST_SIZE :]))
             raw = raw[: limit * DIGEST_SIZE]
         hashes = [raw[i : i + DIGEST_SIZE] for i in range(0, len(raw), DIGEST_SIZE)]
-        apply = self.index.store if stored else self.index.evict
-        apply(worker.holder, hashes)
+        apply = self.index.store if event.stored else self.index.evict
+        apply(worker.holder, hashes, event.below)
         return max(1, len(hashes))
 
 

@@ -33,9 +33,16 @@ class TooMuchError(TemplateRuntimeError):
     """Of time, or of text."""
 
 
-class _Environment(ImmutableSandboxedEnvironment):
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("+", "*", "**", "%"))
     _ends = threading.local()
+
+    def bound(self, dialect: Any) -> None:
+        """Its filters are the dialect's, with an end."""
+        self.filters = dict(dialect.filters)
+        for name in _PADS:
+            if name in self.filters:
+                self.filters[name] = _bounded(name, self.filters[name])
 
     def begin(self) -> float:
         """The thread's time now."""
@@ -84,7 +91,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
 
-class _Looks(NodeTransformer):
+class Looks(NodeTransformer):
     """Puts the looks at the clock, and at `~`, into a template's tree."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
@@ -114,20 +121,22 @@ class _Looks(NodeTransformer):
 class BoundedTemplate:
     """Safe to use from several threads."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(
+        self,
+        source: str,
+        of: type[BoundedEnvironment] = BoundedEnvironment,
+        looks: type[Looks] = Looks,
+    ) -> None:
         """Raises jinja2's TemplateError for what is no template."""
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
         # Not of `source`, whose constants would be computed as it is compiled, without a bound.
         dialect = _compile_jinja_template("").environment
         environment = dialect.overlay()
-        environment.__class__ = _Environment
-        environment.filters = dict(dialect.filters)
-        for name in _PADS:
-            if name in environment.filters:
-                environment.filters[name] = _bounded(name, environment.filters[name])
+        environment.__class__ = of
+        environment.bound(dialect)
         self.tree: nodes.Template = environment.parse(source)
-        looking = _Looks().visit(environment.parse(source))
+        looking = looks().visit(environment.parse(source))
         code = environment.compile(looking)
         self.slowest_s = 0.0  # that it has taken for little, of the processor
         self._environment = environment

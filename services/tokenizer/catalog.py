@@ -19,7 +19,7 @@ from services.common.errors import PenstockError, unavailable
 from services.common.redis import Redis
 from services.common.served_models import READING, Checkpoint, ServedModels
 from services.tokenizer.models import Parsers, ServedModel, load
-from services.tokenizer.pools import Pools
+from services.tokenizer.pools import Pools, Standing
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +118,7 @@ class Catalog:
                 window=model.window,
                 created=model.created,
                 sampling=model.sampling,
+                parent=model.parent,
             )
             for model in best
             if model is not None
@@ -134,8 +135,12 @@ class Catalog:
         read = [r.model for r in self._of(name, replaced) if r.model is not None]
         if not read:
             return None
-        best = max(read, key=lambda m: (self._pools.standing(name, m.checkpoint), m.checkpoint))
-        room = self._pools.room(name, best.checkpoint)
+
+        def standing(model: ServedModel) -> Standing:
+            return self._pools.standing(model.routed_as, model.base or model.checkpoint)
+
+        best = max(read, key=lambda model: (standing(model), model.checkpoint))
+        room = self._pools.room(best.routed_as, best.base or best.checkpoint)
         return best if room is None else replace(best, window=min(room, self._max_window or room))
 
     async def _any_read(self, readings: list[_Reading]) -> None:
@@ -169,13 +174,7 @@ class Catalog:
         reading, tries = self._readings[key], 0
         while True:
             try:
-                reading.model = await asyncio.to_thread(
-                    _load,
-                    reading.served,
-                    self._max_window,
-                    self._parsers(reading.served.model),
-                    self._chosen.generation_config == "auto",
-                )
+                reading.model = await self._model(reading.served)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"[:_TOLD]
                 if why != reading.why_not:
@@ -189,6 +188,24 @@ class Catalog:
                 return
             await asyncio.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
             tries += 1
+
+    async def _model(self, served: Checkpoint) -> ServedModel:
+        """Raises whatever a library raises on a strange file; ValueError of an adapter whose base
+        is not read."""
+        if served.parent:
+            base = self._readings.get(f"{served.parent}@{served.base}")
+            if base is not None:
+                await base.tried.wait()
+            if base is None or base.model is None:
+                raise ValueError(f"its model {served.parent!r} is not read")
+            return base.model.adapted(served)
+        return await asyncio.to_thread(
+            _load,
+            served,
+            self._max_window,
+            self._parsers(served.model),
+            self._chosen.generation_config == "auto",
+        )
 
     def _parsers(self, name: str) -> Parsers:
         chosen = self._chosen

@@ -21,16 +21,19 @@ def seed_of(seed: int, choice: int) -> int:
     return (seed + choice * _GOLDEN) % 2**64
 
 
-async def generate_all(requests: Sequence[bytes], outputs: Sequence[Output], way: Way) -> End:
-    """`generate` for each that is not finished. Returns when all are, or one cannot be, with that
-    one's end. Raises as `generate`."""
+async def generate_all(
+    requests: Sequence[bytes], outputs: Sequence[Output], way: Way, at_once: int
+) -> End:
+    """`generate` for each that is not finished, so many at once. Returns when all are, or one
+    cannot be, with that one's end. Raises as `generate`."""
     if len(outputs) == 1:
         return await generate(requests[0], outputs[0], way)
     running: list[asyncio.Task[End | None]] = []
+    turns = asyncio.Semaphore(at_once)
     try:
         for request, output in zip(requests, outputs, strict=True):
             if not output.finish:
-                running.append(asyncio.create_task(_one(request, output, way)))
+                running.append(asyncio.create_task(_one(request, output, way, turns)))
             if not running[1:] and not output.finish:
                 await _begun(output, running[0])
         for done in asyncio.as_completed(running):
@@ -43,9 +46,10 @@ async def generate_all(requests: Sequence[bytes], outputs: Sequence[Output], way
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _one(request: bytes, output: Output, way: Way) -> End | None:
+async def _one(request: bytes, output: Output, way: Way, turns: asyncio.Semaphore) -> End | None:
     """Its end, if that is no end of the answer."""
-    end = await generate(request, output, way)
+    async with turns:
+        end = await generate(request, output, way)
     return None if output.finish else end
 
 

@@ -27,6 +27,7 @@ from protos.common_pb2 import Message, Passage
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest
 from services.common.content import text_of
 from services.common.errors import invalid
+from services.common.packed_ids import Ids
 from services.tokenizer.encode import Encoded
 from services.tokenizer.models import ServedModel
 from services.tokenizer.offers import offered
@@ -44,7 +45,7 @@ TOO_LONG = "context_length_exceeded"
 class Prompt:
     """What the router gets, and how the window was spent on it."""
 
-    token_ids: Sequence[int]  # a list, or a message's field
+    token_ids: Ids
     max_tokens: int  # of the output, > 0
     plan: PromptPlan
     digest: bytes  # of the token ids
@@ -74,8 +75,8 @@ def assemble(model: ServedModel, request: PromptRequest) -> Prompt:
             ids, added = model.encoder.encode_text(request.text)
             return _assemble_completion(model, ids, added, max_tokens)
         case "token_ids":
-            ids = request.token_ids.ids
-            for index in np.flatnonzero(np.array(ids, np.uint32) >= model.vocab_size)[:1]:
+            ids = np.array(request.token_ids.ids, np.uint32)
+            for index in np.flatnonzero(ids >= model.vocab_size)[:1]:
                 what = f"token id {ids[index]} is outside the vocabulary of {model.vocab_size}"
                 raise invalid(what, f"prompt[{index}]")
             return _assemble_completion(model, ids, 0, max_tokens)
@@ -102,9 +103,7 @@ def check_length(model: ServedModel, request: PromptRequest) -> None:
             _check_window(model, len(request.token_ids.ids), 0, "prompt")
 
 
-def _assemble_completion(
-    model: ServedModel, token_ids: Sequence[int], added: int, max_tokens: int
-) -> Prompt:
+def _assemble_completion(model: ServedModel, token_ids: Ids, added: int, max_tokens: int) -> Prompt:
     """`added`: how many of the ids the tokenizer put around the text."""
     count = len(token_ids)
     if count == 0:
@@ -179,12 +178,10 @@ def _check_window(model: ServedModel, prompt: int, max_tokens: int, param: str) 
         raise invalid(said, "max_tokens", reason=TOO_LONG)
 
 
-def _prompt(
-    model: ServedModel, token_ids: Sequence[int], max_tokens: int, plan: PromptPlan
-) -> Prompt:
+def _prompt(model: ServedModel, token_ids: Ids, max_tokens: int, plan: PromptPlan) -> Prompt:
     max_tokens = max_tokens or model.window - len(token_ids)
     plan.window, plan.reserved_output = model.window, max_tokens
-    digest = hashlib.blake2b(np.array(token_ids, "<u4").tobytes(), digest_size=16).digest()
+    digest = hashlib.blake2b(token_ids.astype("<u4", copy=False).data, digest_size=16).digest()
     return Prompt(token_ids, max_tokens, plan, digest, model.checkpoint)
 
 

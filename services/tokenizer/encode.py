@@ -19,8 +19,8 @@ from itertools import accumulate
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from services.common.packed_ids import Ids
 from services.tokenizer.bound import bytes_per_token
-from services.tokenizer.packed_ids import message_ids
 from services.tokenizer.quick import Quick, QuickEncoding
 from services.tokenizer.rendered import Rendered
 
@@ -41,10 +41,9 @@ class Encoded:
         return self._counts[-1]
 
     @property
-    def ids(self) -> Sequence[int]:
-        """A list, or a message's field where they are many (packed_ids.py)."""
+    def ids(self) -> Ids:
         of_each = [np.asarray(encoding.ids, np.uint32) for encoding in self._encodings]
-        return message_ids(of_each[0] if len(of_each) == 1 else np.concatenate(of_each))
+        return of_each[0] if len(of_each) == 1 else np.concatenate(of_each)
 
     def tokens_before(self, character: int) -> int:
         """How many tokens begin before this character of the text: two binary searches, however
@@ -95,13 +94,12 @@ class PromptEncoder:
         pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         return Encoded(pieces, self._all_of(pieces))
 
-    def encode_text(self, text: str) -> tuple[Sequence[int], int]:
-        """A text's ids, as `Encoded.ids`, with what the tokenizer puts around it, and how many of
-        them that is."""
+    def encode_text(self, text: str) -> tuple[Ids, int]:
+        """A text's ids with what the tokenizer puts around it, and how many of them that is."""
         if self._quick and (ids := self._quick.ids(text, special_tokens=True)) is not None:
-            return message_ids(ids), self._quick.added
+            return ids, self._quick.added
         encoding = encoding_of(self._tokenizer, text, special_tokens=True)
-        return encoding.ids, sum(encoding.special_tokens_mask)
+        return np.array(encoding.ids, np.uint32), sum(encoding.special_tokens_mask)
 
     def count(self, text: str) -> int:
         """Tokens of the text by itself."""

@@ -15,6 +15,7 @@ from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import TextDelta
 from protos.worker_pb2 import TokenDelta
 from services.common.link import End, LinkCall
+from services.common.packed_ids import pack
 from services.common.peers import Peer, Peers
 from services.common.telemetry import decision
 from services.tokenizer import metrics
@@ -115,7 +116,7 @@ def _rest(request: bytes, output: Taker) -> bytes:
     if not output.token_ids:
         return request
     rest = GenerateRequest.FromString(request)
-    rest.prompt_token_ids.extend(output.token_ids)
+    rest.prompt_token_ids += pack(list(output.token_ids))
     rest.generated_prefix = len(output.token_ids)
     rest.sampling.max_tokens -= len(output.token_ids)
     return rest.SerializeToString() if rest.sampling.max_tokens else b""

@@ -4,7 +4,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,23 @@ class ServedModel:
     created: int  # Unix seconds
     kind: Kind = PLAIN
     sampling: Mapping[str, float] = field(default_factory=dict)  # own_sampling.py
+    parent: str = ""  # of an adapter: the model whose workers compute with it
+    base: str = ""  # and that one's checkpoint
+
+    @property
+    def routed_as(self) -> str:
+        """The model that routers know its workers by."""
+        return self.parent or self.name
+
+    def adapted(self, served: Checkpoint) -> "ServedModel":
+        """With an adapter of its checkpoint: what a tokenizer reads stays the same."""
+        return replace(
+            self,
+            name=served.model,
+            checkpoint=served.digest,
+            parent=self.name,
+            base=self.checkpoint,
+        )
 
     @cached_property
     def token_texts(self) -> TokenTexts:

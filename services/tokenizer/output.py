@@ -250,7 +250,7 @@ class Output:
             self.begun.set()
         if self._echo is None or self._texts is None or self._echo.logprobs:
             return
-        ids = self._prompt.token_ids
+        ids = self._prompt.token_ids.tolist()
         if delta.token_ids and len(delta.prompt_logprobs) == len(ids) - 1:
             offsets = self._texts.offsets(ids, self._echo.text)
             of_each = zip(ids, (None, *delta.prompt_logprobs), offsets, strict=True)

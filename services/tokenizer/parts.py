@@ -26,6 +26,7 @@ class Pipeline:
     routers: Peers
     router_patience_s: float
     pooled_at_once: int  # inputs of one request
+    choices_at_once: int
     max_pooled_tokens: int  # of all its inputs
     telemetry: Telemetry
     threads: FairThreads

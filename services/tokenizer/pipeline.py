@@ -11,6 +11,7 @@ from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import End, LinkCall
+from services.common.packed_ids import pack
 from services.common.policy import Policy
 from services.common.spans import Span
 from services.common.telemetry import decision, traceparent
@@ -40,6 +41,7 @@ async def run(
     """
     replaced: set[str] = set()  # checkpoints whose workers left before they made a token of it
     policy, given = policy_of(pipeline, request), list(map(_words, request.chat.passages))
+    warms = pipeline.warming.wants(request)
     while True:
         # In: the model, then its prompt beside the verdict on the text; both before the router
         # hears.
@@ -50,21 +52,22 @@ async def run(
         context_at = len(record.decisions)
         try:
             # Out: tokens to text, in the link's callback, until the end or a stop string.
-            outputs = _outputs(
-                model, request, prompt, policy, given, pipeline.warming.wants(request)
-            )
+            outputs = _outputs(model, request, prompt, policy, given, warms)
             if request.HasField("resume"):
                 await _resume(pipeline, outputs, request, span)
             before = sum(len(output.token_ids) for output in outputs)
             patience_s = pipeline.router_patience_s
             way = Way(call, pipeline.routers, patience_s, traceparent(span), record)
             asked = _generate_requests(request, model, prompt, len(outputs))
-            end = await generate_all(asked, outputs, way)
+            put_away = request.SerializeToString()
+            del request  # as a message it would be a kilobyte, as long as the answer lasts
+            end = await generate_all(asked, outputs, way, pipeline.choices_at_once)
         finally:  # the first token does not wait for what is told of the prompt
             record.decisions.insert(context_at, _context_decision(prompt))
         begun = any(output.token_ids for output in outputs)
         if end.status.reason != "checkpoint_replaced" or begun:
             break
+        request = PromptRequest.FromString(put_away)
         replaced.add(model.checkpoint)
         record.decisions.append(decision("tokenizer", "checkpoint", "replaced", told_of(model)))
 
@@ -80,7 +83,8 @@ async def run(
             tell(policy, output.hits, span, record)
     if not all(output.finish for output in outputs):
         raise _unfinished(end)
-    if pipeline.warming.wants(request):
+    if warms:
+        request = PromptRequest.FromString(put_away)
         pipeline.warming.answered(model, request, prompt, outputs[0], call.traceparent)
 
 
@@ -188,7 +192,7 @@ def _outputs(
             first.redacted.add(index=index, title=passage.title, text=passage.text)
     echo = None
     if request.echo:
-        echo = request.text or model.decode(prompt.token_ids)
+        echo = request.text or model.decode(prompt.token_ids.tolist())
     outputs = []
     for choice in range(max(1, request.choices)):
         shape = shape_of(request, model, prompt)
@@ -223,9 +227,9 @@ def _generate_requests(
     """Serialized: one for each choice."""
     generate = GenerateRequest(
         caller=request.caller,
-        model=request.model,
+        model=model.routed_as,
         checkpoint=prompt.checkpoint,
-        prompt_token_ids=prompt.token_ids,
+        prompt_token_ids=pack(prompt.token_ids),
         sampling=request.sampling,
     )
     generate.sampling.max_tokens = prompt.max_tokens

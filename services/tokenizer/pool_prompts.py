@@ -3,10 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+import numpy as np
+
 from protos.common_pb2 import Pooling
 from protos.tokenizer_pb2 import Pool
 from services.common.content import said
 from services.common.errors import PenstockError, invalid
+from services.common.packed_ids import Ids
 from services.tokenizer.context import TOO_LONG
 from services.tokenizer.encode import encoding_of
 from services.tokenizer.models import ServedModel
@@ -95,21 +98,21 @@ def too_many(most: int) -> PenstockError:
     return invalid(what, "inputs", reason="too_many_tokens")
 
 
-def prompt_of(model: ServedModel, pool: Pool, place: Place) -> Sequence[int]:
+def prompt_of(model: ServedModel, pool: Pool, place: Place) -> Ids:
     """Blocking. Raises INVALID_ARGUMENT that names the input."""
     name, index = place
     if pool.task == Pool.SCORE and model.kind.score_of:
         return _pair(model, pool, index)
     given, param = _at(pool, place), f"{name}[{index}]"
     if given.HasField("token_ids"):
-        ids: Sequence[int] = list(given.token_ids.ids)
-        if strange := next((id for id in ids if id >= model.vocab_size), None):
+        ids = np.array(given.token_ids.ids, np.uint32)
+        for strange in ids[ids >= model.vocab_size][:1]:
             what = f"token id {strange} is outside the vocabulary of {model.vocab_size}"
             raise invalid(what, param)
     else:
         _check_window(model, model.encoder.least(given.text), param)
-        ids, _ = model.encoder.encode_text(given.text)
-    if not ids:
+        ids = model.encoder.encode_text(given.text)[0]
+    if not len(ids):
         raise invalid(f"{param}: no token is made of it", param)
     _check_window(model, len(ids), param)
     return ids
@@ -120,7 +123,7 @@ def _at(pool: Pool, place: Place) -> Pool.Input:
     return (pool.inputs if name == "inputs" else pool.queries)[index]
 
 
-def _pair(model: ServedModel, pool: Pool, index: int) -> Sequence[int]:
+def _pair(model: ServedModel, pool: Pool, index: int) -> Ids:
     """By the checkpoint's template for pairs, or else as its tokenizer puts two texts together."""
     ours = index % len(pool.queries)
     query, document, param = pool.queries[ours], pool.inputs[index], f"inputs[{index}]"
@@ -136,7 +139,7 @@ def _pair(model: ServedModel, pool: Pool, index: int) -> Sequence[int]:
             raise invalid(refused.why, param) from None
     else:
         pair = (query.text, document.text)
-        ids = encoding_of(model.tokenizer, pair, special_tokens=True).ids
+        ids = np.array(encoding_of(model.tokenizer, pair, special_tokens=True).ids, np.uint32)
     _check_window(model, len(ids), param)
     return ids
 

@@ -17,6 +17,7 @@ from protos.tokenizer_pb2 import Pool, PromptRequest, TextDelta
 from protos.worker_pb2 import TokenDelta
 from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall
+from services.common.packed_ids import Ids, pack
 from services.common.spans import Span
 from services.common.telemetry import decision, traceparent
 from services.tokenizer import metrics
@@ -129,13 +130,13 @@ class _Work:
         self._usage = Usage() if again else _sum([one.usage for one in found])
         await self._all(inputs, prompts, pooling)
 
-    async def _prompts(self, places: Sequence[Place]) -> dict[Place, Sequence[int]]:
+    async def _prompts(self, places: Sequence[Place]) -> dict[Place, Ids]:
         """In pieces, between which it is other tenants' turn. Raises INVALID_ARGUMENT."""
-        found: dict[Place, Sequence[int]] = {}
+        found: dict[Place, Ids] = {}
         tokens, most = 0, self._pipeline.max_pooled_tokens
         for piece in pieces_of(self._pool, places):
 
-            def work(piece: Sequence[Place] = piece) -> list[Sequence[int]]:
+            def work(piece: Sequence[Place] = piece) -> list[Ids]:
                 return [prompt_of(self._model, self._pool, place) for place in piece]
 
             tenant = self._request.caller.tenant
@@ -147,7 +148,7 @@ class _Work:
         return found
 
     async def _all(
-        self, places: Sequence[Place], prompts: dict[Place, Sequence[int]], pooling: Pooling
+        self, places: Sequence[Place], prompts: dict[Place, Ids], pooling: Pooling
     ) -> list[Numbered]:
         """Of each place what it got, so many at once. The first that fails ends the others."""
         found = [Numbered() for _ in places]
@@ -168,14 +169,12 @@ class _Work:
             raise failed.exceptions[0] from None
         return found
 
-    async def _one(
-        self, place: Place, prompt: Sequence[int], pooling: Pooling, into: Numbered
-    ) -> None:
+    async def _one(self, place: Place, prompt: Ids, pooling: Pooling, into: Numbered) -> None:
         asked = GenerateRequest(
             caller=self._request.caller,
-            model=self._request.model,
+            model=self._model.routed_as,
             checkpoint=self._model.checkpoint,
-            prompt_token_ids=prompt,
+            prompt_token_ids=pack(prompt),
             pooling=pooling,
         )
         asked.sampling.max_tokens = 1

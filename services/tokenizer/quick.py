@@ -21,7 +21,7 @@ os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
 
 from fastokens._native import Tokenizer as Fastokens
 
-Ids = NDArray[np.uint32]
+from services.common.packed_ids import Ids
 
 _TRIALS = 100
 _SPECIAL = 32  # tokens that are tried
@@ -44,28 +44,26 @@ class QuickEncoding:
     """A text's tokens, every byte of it in one of them. As a tokenizers' Encoding, its length is
     their number."""
 
-    def __init__(self, text: str, ids: Ids, lengths: Ids) -> None:
-        """`lengths`: of the tokens, in bytes."""
+    def __init__(self, text: str, ids: Ids, ends: Ids) -> None:
+        """`ends`: of each token, behind its last byte."""
         self.ids = ids
-        self._text, self._lengths = text, lengths
+        self._text, self._ends = text, ends
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def tokens_before(self, character: int) -> int:
         """How many tokens begin before this character."""
-        return int(np.searchsorted(self._begins, self._byte_of(character)))
-
-    @cached_property
-    def _begins(self) -> NDArray[np.int64]:
-        """Of each token, its first byte."""
-        return np.cumsum(self._lengths, dtype=np.int64) - self._lengths
+        if not character or not len(self):
+            return 0
+        # Each begins where the one before ends, and the first at 0.
+        return 1 + int(np.searchsorted(self._ends[:-1], self._byte_of(character)))
 
     def _byte_of(self, character: int) -> int:
-        if self._text.isascii() or not character:
+        if self._text.isascii():
             return character
         if character >= len(self._text):
-            return int(self._lengths.sum())
+            return int(self._ends[-1])
         return int(self._characters[character])
 
     @cached_property
@@ -114,9 +112,9 @@ class Quick:
         """As `ids`; none, too, where a normalizer made another text of it."""
         if (ids := self.ids(text)) is None:
             return None
-        lengths = self._lengths[ids]
+        ends = np.cumsum(self._lengths.take(ids), dtype=np.uint32)
         size = len(text) if text.isascii() else len(text.encode())
-        return QuickEncoding(text, ids, lengths) if lengths.sum() == size else None
+        return QuickEncoding(text, ids, ends) if ends[-1:].sum() == size else None
 
     def _is_right(self, tokenizer: Tokenizer, text: str) -> bool:
         right = [tokenizer.encode(text, add_special_tokens=around).ids for around in (False, True)]

@@ -44,10 +44,10 @@ def _of_input(request: PromptRequest, decode: Callable[[Ids], str]) -> list[tupl
             return [(Subject("prompt", "input", text, "user", fixed=True), _never)]
         case "pool":
             of_documents: Place = "retrieved" if request.pool.task == Pool.SCORE else "input"
-            return [
-                *_of_pool("queries", request.pool.queries, "input", decode),
-                *_of_pool("inputs", request.pool.inputs, of_documents, decode),
-            ]
+            queries = _of_pool("queries", request.pool.queries, "input", decode)
+            if request.pool.judged:
+                return [*queries]
+            return [*queries, *_of_pool("inputs", request.pool.inputs, of_documents, decode)]
     return []
 
 

@@ -34,11 +34,15 @@ from services.common.content import said, text_of
 from services.tokenizer.bounded_jinja import BUDGET_S, BoundedTemplate, TooMuchError
 from services.tokenizer.rendered import MARK, Rendered, locate, mark
 from services.tokenizer.tool_parsers import mistral
+from services.tokenizer.traced import Tracer, Written
 
 _QUICK_S = 0.01
 _LITTLE_BYTES = 1024
 _SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 _KNOWN_SHAPES, _KNOWN_TURNS = 128, 32
+_WRITTEN = 2**23  # characters: no template was stopped for so few
+_Shape = tuple[tuple[str, bool], ...]
+"""Of each message its role, and whether it says something."""
 _UNSTEADY = {"strftime_now", "lipsum", "random"}
 """Functions and filters that do not always give the same."""
 _NO_PARAMETERS = '{"type": "object", "properties": {}}'
@@ -71,6 +75,7 @@ class ChatTemplate:
         self._given = tokenizer.special_tokens_map
         source: str = tokenizer.get_chat_template()
         self._plain = BoundedTemplate(source)
+        self._tracer = Tracer(source)
         tree = self._plain.tree
         variables = meta.find_undeclared_variables(tree)
         constants = [constant.value for constant in tree.find_all(nodes.Const)]
@@ -97,12 +102,13 @@ class ChatTemplate:
         names |= {one.name for one in tree.find_all(nodes.Filter)}
         self._is_steady = not names & _UNSTEADY
         self._known_skeleton = lru_cache(_KNOWN_SHAPES)(self._skeleton_of_roles)
+        self._known_writing = lru_cache(_KNOWN_SHAPES)(self._writing_of_roles)
         self._takes_system = self._can_render(["system", "user"])
 
     @property
     def is_quick(self) -> bool:
         """Whether it always was with a short chat, from when it was read on."""
-        return self._plain.slowest_s < _QUICK_S
+        return max(self._plain.slowest_s, self._tracer.slowest_s) < _QUICK_S
 
     def render(
         self,
@@ -116,11 +122,14 @@ class ChatTemplate:
         offered = self._offer(tools, options or {})
         turns = [self._turn(index, message) for index, message in enumerate(messages)]
         fields = [text_of(m) for m in messages] + [f for p in passages for f in (p.title, p.text)]
+        shape = self._shape(turns, fields, offered)
+        if shape and (written := self._known_writing(shape)) and sum(map(len, fields)) <= _WRITTEN:
+            return written.of(fields)
         marks = [mark(number) if field else "" for number, field in enumerate(fields)]
         given = sum(one.ByteSize() for one in (*messages, *passages))
         little = not tools and given <= _LITTLE_BYTES
         try:
-            skeleton = self._skeleton(turns, marks, offered, little)
+            skeleton = self._skeleton(turns, marks, offered, little, shape)
         except TooMuchError as error:
             raise _too_much(error) from None
         except TemplateError as error:
@@ -154,24 +163,38 @@ class ChatTemplate:
             raise NotRenderableError(None, why) from None
         return locate(text, skeleton, fields, len(messages))
 
+    def _shape(
+        self, turns: Sequence[dict[str, Any]], fields: Sequence[str], offered: dict[str, Any]
+    ) -> _Shape | None:
+        """Of a chat of nothing but roles and contents, as most are, in a template that does the
+        same each time."""
+        plain = len(fields) == len(turns) <= _KNOWN_TURNS and all(len(turn) == 1 for turn in turns)
+        if not (plain and self._is_steady and offered == {"tools": None}):
+            return None
+        return tuple((turn["role"], bool(f)) for turn, f in zip(turns, fields, strict=True))
+
+    def _writing_of_roles(self, shape: _Shape) -> Written | None:
+        turns = [{"role": role} for role, _ in shape]
+        if _harmless(turns, self._special) != turns:
+            return None
+        given = {**self._given, "tools": None, "documents": None, "add_generation_prompt": True}
+        return self._tracer.written(turns, [says for _, says in shape], given)
+
     def _skeleton(
         self,
         turns: Sequence[dict[str, Any]],
         marks: Sequence[str],
         offered: dict[str, Any],
         little: bool,
+        shape: _Shape | None,
     ) -> str:
-        """Rendered with marks for the contents; of a chat of nothing but roles and contents, as
-        most are, it is known from the last one of the same shape."""
-        plain = len(marks) == len(turns) <= _KNOWN_TURNS and all(len(turn) == 1 for turn in turns)
-        if plain and self._is_steady and offered == {"tools": None}:
-            shape = ((turn["role"], bool(has)) for turn, has in zip(turns, marks, strict=True))
-            return self._known_skeleton(tuple(shape))
+        """Rendered with marks for the contents; known from the last chat of the same shape."""
+        if shape is not None:
+            return self._known_skeleton(shape)
         harmless = _harmless(offered, self._special)
         return self._apply(_harmless(turns, self._special), marks, harmless, little)
 
-    def _skeleton_of_roles(self, shape: Sequence[tuple[str, bool]]) -> str:
-        """`shape`: of each message its role, and whether it says something."""
+    def _skeleton_of_roles(self, shape: _Shape) -> str:
         marks = [mark(number) if says else "" for number, (_, says) in enumerate(shape)]
         turns = _harmless([{"role": role} for role, _ in shape], self._special)
         return self._apply(turns, marks, {"tools": None}, True)

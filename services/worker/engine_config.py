@@ -8,9 +8,11 @@ from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
 
 
-def engine_config(settings: Settings, folder: str) -> EngineConfig:
-    """`folder`: of the checkpoint. Raises ValueError on values that cannot work."""
+def engine_config(settings: Settings, folder: str, digest: str = "") -> EngineConfig:
+    """`folder`: of the checkpoint; `digest`: of that as it is loaded, for an engine that is to run.
+    Raises ValueError on values that cannot work."""
     own = settings.worker
+    data_dir = settings.data_dir.resolve()
     packed_dir = Path("packed" if own.packed_dir == "auto" else own.packed_dir).expanduser()
     return EngineConfig(
         model=folder,
@@ -19,6 +21,7 @@ def engine_config(settings: Settings, folder: str) -> EngineConfig:
         kernels=own.kernels,
         kv_format=own.kv_format,
         device=own.device,
+        tensor_parallel=own.tensor_parallel,
         block_size=own.block_size,
         kv_cache_bytes=own.kv_cache_bytes,
         max_model_len=own.max_model_len or None,
@@ -26,13 +29,19 @@ def engine_config(settings: Settings, folder: str) -> EngineConfig:
         target_itl_ms=own.target_itl_ms or None,
         max_running=own.max_running,
         overlap=own.overlap,
+        max_adapters=own.max_adapters,
+        max_step_adapters=own.max_step_adapters,
+        max_adapter_rank=own.max_adapter_rank,
         speculation=_speculation(own),
         draft_model=own.draft_model or None if own.role != "prefill" else None,
         num_speculative_tokens=own.num_speculative_tokens,
         prompt_lookup_min=own.prompt_lookup_min,
         prompt_lookup_max=own.prompt_lookup_max,
         threads=own.threads or _share(settings),
-        packed_dir=str(settings.data_dir.resolve() / packed_dir) if own.packed_dir else None,
+        packed_dir=str(data_dir / packed_dir) if own.packed_dir else None,
+        kv_disk_dir=str(data_dir / Path(own.kv_disk_dir).expanduser()) if own.kv_disk_dir else None,
+        kv_disk_bytes=own.kv_disk_bytes,
+        checkpoint=digest,
     )
 
 

@@ -10,11 +10,13 @@ class News:
     """Turns engine steps into `WorkerNews`, and keeps the set of held blocks for snapshots."""
 
     def __init__(self, info: ModelInfo, max_running: int) -> None:
+        self._adapters = worker_pb2.Adapters()
         self._held: dict[bytes, None] = {}  # in the order stored: a snapshot is then chain by chain
+        self._below: dict[bytes, None] = {}  # likewise, on disk
         self._load = worker_pb2.Load(  # of an engine that has not stepped yet
             max_running=max_running,
-            free_blocks=info.num_blocks,
-            total_blocks=info.num_blocks,
+            free_blocks=info.token_blocks,
+            total_blocks=info.token_blocks,
             block_size=info.block_size,
         )
 
@@ -22,10 +24,20 @@ class News:
         """All that a newly attached router must know."""
         events = [worker_pb2.BlockEvents(stored=True, hashes=b"".join(self._held))]
         news = worker_pb2.WorkerNews(load=self._load, snapshot=True, events=events)
+        if self._below:
+            news.below.add(stored=True, hashes=b"".join(self._below))
+        news.adapters.CopyFrom(self._adapters)
         return news.SerializeToString()
 
-    def of_step(self, load: Load, events: Iterable[KvEvents]) -> bytes:
-        """The change that one step made."""
+    def of_adapters(self, digests: Iterable[str]) -> bytes:
+        """These can be computed with now, and no others."""
+        self._adapters = worker_pb2.Adapters(digests=digests)
+        return worker_pb2.WorkerNews(adapters=self._adapters).SerializeToString()
+
+    def of_step(
+        self, load: Load, events: Iterable[KvEvents], below: Iterable[KvEvents] = ()
+    ) -> bytes:
+        """The change that one step made; `below`: of blocks on disk."""
         self._load = worker_pb2.Load(
             waiting=load.waiting,
             running=load.running,
@@ -37,16 +49,22 @@ class News:
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             decode_step_ms=load.decode_step_ms,
             prompt_share=load.prompt_share,
+            load_tokens_per_s=load.load_tokens_per_s,
         )
         news = worker_pb2.WorkerNews(load=self._load)
-        for event in events:
-            self._apply(event)
-            news.events.add(stored=event.stored, hashes=b"".join(event.hashes))
+        for told, held, changes in (
+            (news.events, self._held, events),
+            (news.below, self._below, below),
+        ):
+            for event in changes:
+                _apply(event, held)
+                told.add(stored=event.stored, hashes=b"".join(event.hashes))
         return news.SerializeToString()
 
-    def _apply(self, event: KvEvents) -> None:
-        for block in event.hashes:
-            if event.stored:
-                self._held[block] = None
-            else:
-                self._held.pop(block, None)
+
+def _apply(event: KvEvents, held: dict[bytes, None]) -> None:
+    for block in event.hashes:
+        if event.stored:
+            held[block] = None
+        else:
+            held.pop(block, None)

@@ -19,6 +19,7 @@ from services.common.service import Service
 from services.common.telemetry import Telemetry
 from services.common.transport import Transport
 from services.worker import pipeline
+from services.worker.adapters import ServedAdapters
 from services.worker.engine import (
     EngineClient,
     EngineDied,
@@ -67,8 +68,12 @@ class WorkerService(Service):
         folder = await asyncio.to_thread(locate, self._model)
         quantization = self.settings.worker.quantization
         self._checkpoint = await asyncio.to_thread(_checkpoint, self._model, folder, quantization)
+        self._adapters = ServedAdapters(
+            self.redis, self.settings, self._model, self._checkpoint, folder
+        )
+        first = await self._adapters.first()
         self._engine = EngineClient(
-            engine_config(self.settings, str(folder)),
+            engine_config(self.settings, str(folder), self._checkpoint.digest),
             on_step=self._on_step,
             on_long_step=self._on_long_step,
         )
@@ -80,6 +85,7 @@ class WorkerService(Service):
         self._stage = pipeline.Stage(
             checkpoint=self._checkpoint,
             kv_format=self._kv_format,
+            adapters=self._adapters,
             engine=self._engine,
             sequences=self._sequences,
             turns=Turns(),
@@ -104,6 +110,7 @@ class WorkerService(Service):
         self._watching = asyncio.create_task(self._watch(self._engine), name="engine watch")
         self._entry = entry(self.redis, self.settings, self._checkpoint)
         await self._entry.start()
+        await self._adapters.start(first, self._engine, self._tell_adapters)
 
     def describe(self) -> dict[str, str]:
         """Facts for the registry; routers place by them."""
@@ -124,6 +131,7 @@ class WorkerService(Service):
             "block_size": str(self._info.block_size),
             "max_running": str(options.max_running),
             "max_model_len": str(self._info.max_model_len),
+            "adapters": " ".join(self._adapters.digests),
         }
 
     def check(self) -> None:
@@ -142,6 +150,7 @@ class WorkerService(Service):
 
     async def drain(self, grace_s: float) -> None:
         if self._entry is not None:
+            await self._adapters.withdraw()
             await self._entry.stop()
         await self._links.drain(grace_s)
 
@@ -149,13 +158,17 @@ class WorkerService(Service):
         if self._watching is not None:
             self._watching.cancel()
         if self._entry is not None:
+            await self._adapters.withdraw()
             await self._entry.stop()
         if self._engine is not None:
             await self._engine.stop()
         await self._channels.close()
 
+    def _tell_adapters(self) -> None:
+        self._links.broadcast(self._news.of_adapters(self._adapters.digests))
+
     def _measure(self, engine: EngineClient) -> None:
-        self._meter.watch(lambda: self._vitals().pending, self._info.num_blocks)
+        self._meter.watch(lambda: self._vitals().pending, self._info)
         ENGINE.watch(lambda: engine.pid)
         if self.settings.worker.device != "cpu":
             GPUS.watch()
@@ -178,7 +191,7 @@ class WorkerService(Service):
             kv_payload.discard(orphan.data)
         for reserved in step.kv_reserved:
             self._receiver.reserved(reserved.request_id, reserved.cached_blocks)
-        self._links.broadcast(self._news.of_step(step.load, step.kv_events))
+        self._links.broadcast(self._news.of_step(step.load, step.kv_events, step.tier_events))
         self._meter.step(step)
 
     async def _watch(self, engine: EngineClient) -> None:

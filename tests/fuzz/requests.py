@@ -8,6 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from protos.common_pb2 import Constraint as Form
 from protos.common_pb2 import Tool, ToolChoice
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest
@@ -21,7 +23,7 @@ from tests.support.served import checkpoint_of
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 DRAFT = DEMO.with_name("demo-draft")
 VOCAB, EOS, WINDOW, HIDDEN = 2048, 1, 256, 256
-PROMPT = Prompt([1], 9, PromptPlan(), b"", "")
+PROMPT = Prompt(np.array([1], np.uint32), 9, PromptPlan(), b"", "")
 SCHEMA = {
     "type": "object",
     "properties": {"x": {"enum": ["a", "b", 3]}, "y": {"type": "boolean"}},

@@ -11,7 +11,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from protos.common_pb2 import FINISH_STOP
+from protos.common_pb2 import FINISH_LENGTH, FINISH_STOP
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import unavailable
@@ -35,7 +35,7 @@ async def _echo(call: LinkCall, request: PromptRequest) -> None:
     if last == "fail":
         raise unavailable("no worker", stage="router", reason="router_unavailable")
     send(call, f"{len(messages)}: {last}", plan=plan(request))
-    finish(call, 3)
+    finish(call, 3, finish=FINISH_LENGTH if last == "at length" else FINISH_STOP)
 
 
 class Talk:
@@ -102,6 +102,15 @@ async def test_a_stream_is_a_part_of_it_before_its_end_is_told(talk: Talk) -> No
 async def test_what_failed_is_no_part_of_it(talk: Talk) -> None:
     assert (await refusal(talk.ask("fail")))[0] == 503
     assert await talk.texts() == []
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_what_was_stopped_at_its_length_is_a_part_of_it(talk: Talk, background: bool) -> None:
+    told = await talk.ask("at length", background=background)
+    while told.status in ("queued", "in_progress"):
+        told = await talk.client.responses.retrieve(told.id)
+    assert told.status == "incomplete"
+    assert await talk.texts() == ["at length", "1: at length"]
 
 
 async def test_turns_at_once_are_each_in_one_piece(talk: Talk) -> None:
@@ -187,9 +196,7 @@ async def test_one_that_is_gone_when_its_answer_ends_is_told(talk: Talk, rig: Ri
 async def test_what_does_not_go_together_is_named(talk: Talk) -> None:
     first = await talk.ask("Hello")
     for more, param in (
-        ({"background": True}, "conversation"),
         ({"previous_response_id": first.id}, "conversation"),
-        ({"extra_headers": {"Idempotency-Key": "k"}}, "conversation"),
         ({"extra_body": {"conversation": {"id": talk.id, "odd": 1}}}, "conversation.odd"),
     ):
         assert (await refusal(talk.ask("Hello", **more)))[:2] == (400, param), more

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import pytest_asyncio
 
@@ -143,7 +144,7 @@ async def one(tmp_path: Path, redis_url: str, namespace: str) -> AsyncIterator[H
 
 def given_after(tokens: int, stops: Sequence[str]) -> str:
     """The text that so many tokens of the story let out."""
-    output = Output(NEW(), stops, Prompt([1], 90, PromptPlan(), b"", ""))
+    output = Output(NEW(), stops, Prompt(np.array([1], np.uint32), 90, PromptPlan(), b"", ""))
     told = [output.push(TokenDelta(token_ids=[id])) for id in ids(TEXT)[:tokens]]
     return "".join(delta.text for delta in told if delta is not None)
 

@@ -18,7 +18,8 @@ from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.config import PolicySettings
 from services.common.link import LinkCall
 from services.gateway.api.openapi.document import document
-from services.gateway.api.openapi.operations import OPERATIONS, Form
+from services.gateway.api.openapi.operation import Form
+from services.gateway.api.openapi.operations.table import OPERATIONS
 from tests.support.described import check, events_as_described
 from tests.support.gateway_rig import MODEL, finish, gateway_rig, plan, say_numbers, send
 
@@ -81,7 +82,7 @@ def _things(client: httpx.Client) -> dict[str, str]:
     messages = [{"role": "user", "content": "Hi"}]
     chat = client.post(
         "/v1/chat/completions",
-        json={"model": MODEL, "messages": messages},
+        json={"model": MODEL, "messages": messages, "store": True},
         headers={"Idempotency-Key": "k"},
     ).json()["id"]
     line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}

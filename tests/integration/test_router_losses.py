@@ -14,6 +14,7 @@ from tests.support.fake_worker import (
     CHECKPOINT,
     MODEL,
 )
+from tests.support.prompts import prompt_of
 from tests.support.router_stack import Stack, ask, stack_on, undisturbed
 from tests.support.waiting import until
 
@@ -213,7 +214,7 @@ async def test_a_poison_request_ends_two_engines_and_no_other_request(stack):
 
     again = await ask(link, [poison] * 40).end()
     assert again.status.reason == "request_quarantined"
-    assert all(w.prompt_token_ids[0] != poison for w in third.requests)
+    assert all(prompt_of(w)[0] != poison for w in third.requests)
     assert (await stack.status()).admitted == 0
     told = metrics.quarantined.labels("refused")._value.get()
     assert told >= 1

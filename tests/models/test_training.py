@@ -13,7 +13,8 @@ from models.recipe.export import load, save
 from models.recipe.model import QUERIES, Llama, RMSNorm, Shape, attend
 from models.recipe.optim import orthogonalise
 from models.recipe.tokenizer import ASSISTANT, CITES, END, PAD, USER
-from models.recipe.train import Crew, Plan, Tally, Training
+from models.recipe.train import Crew, Plan, Tally, Training, alone, train
+from services.tokenizer.own_sampling import read_own
 
 TINY = Shape(2048, hidden=64, inner=64, layers=2, heads=4, head_dim=16)
 ROOT = Path(__file__).parents[2]
@@ -145,7 +146,7 @@ def test_two_threads_find_the_gradient_of_one(tokenizer: Tokenizer) -> None:
         torch.manual_seed(0)
         model = Llama(TINY)
         start.prepare(model, MARKS)
-        crew = Crew(model, threads)
+        crew = Crew(model, threads, half=False)
         crew.learn(group, Tally())
         found.append([p.grad for p in crew.replicas[0].parameters()])
     torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=1e-4)
@@ -173,6 +174,26 @@ def test_a_resumed_training_ends_as_an_uninterrupted_one(
         longer.restore(tmp_path / "last.pt")
 
 
+def test_two_trainings_do_not_share_a_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with alone(tmp_path), pytest.raises(BlockingIOError, match="another training runs in"):
+        train(TINY, Plan(pools=0), tokenizer, tmp_path, "cpu", 1)
+    train(TINY, Plan(pools=0), tokenizer, tmp_path, "cpu", 1)
+
+
+@pytest.mark.parametrize("tiles", [True, False])
+def test_a_cpu_multiplies_halves_where_it_has_tiles_for_them(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tiles: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    training = Training(TINY, Plan(pools=1), tokenizer.encode("[1][2]").ids, "cpu", 1)
+    seen = []
+    training.model.model.norm.register_forward_hook(lambda _, given, made: seen.append(made.dtype))
+    training.crew.learn(pool(tokenizer, 0, 5, 0.5, 2304, 2048)[:1], Tally())
+    wanted = torch.bfloat16 if tiles else torch.float32
+    assert seen == [wanted]
+    assert training.optimizers[0].dtype == wanted  # type: ignore[attr-defined]
+
+
 def test_what_is_exported_loads_again(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = Llama(TINY)
     save(model, tokenizer, tmp_path)
@@ -181,3 +202,4 @@ def test_what_is_exported_loads_again(tokenizer: Tokenizer, tmp_path: Path) -> N
     assert same.to_str() == tokenizer.to_str()
     for a, b in zip(model.parameters(), loaded.parameters(), strict=True):
         assert torch.equal(a.bfloat16().float(), b)
+    assert read_own(tmp_path) == {"temperature": 0}, "greedy, where a request does not say"

@@ -25,6 +25,7 @@ from services.gateway.metering.run import Run, Verdict
 from services.gateway.metering.upkeep import Upkeep
 from services.gateway.models import model_not_found
 from services.gateway.parts import Gateway
+from services.gateway.runs.known_scores import KnownScores
 from services.gateway.runs.records import Records
 from services.gateway.stores.store_files import Unready
 
@@ -222,6 +223,7 @@ def gateway_parts(
         jobs=cast(Any, None),
         batches=cast(Any, None),
         records=Records(10),
+        scores=KnownScores(300.0),
         intake=Intake(own.max_requests, own.max_held_bytes),
         threads=threads,
         tenants_told=tenants_told,

@@ -32,6 +32,7 @@ from services.common.config import (
     RunsSettings,
     Settings,
 )
+from services.common.config.retrieval import ServedEmbedder
 from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall, LinkServer
 from services.common.redis import Redis, connect
@@ -402,6 +403,7 @@ async def gateway_rig(
     runs: RunsSettings | None = None,
     jobs: JobsSettings | None = None,
     policy: PolicySettings | None = None,
+    served_embedders: dict[str, ServedEmbedder] | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Rig]:
     """Everything registered, linked and ready; `gateway` are GatewaySettings."""
@@ -418,7 +420,9 @@ async def gateway_rig(
         runs=runs or RunsSettings(),
         jobs=jobs or JobsSettings(),
         policy=policy or PolicySettings(),
-        retrieval=RetrievalSettings(timeout_s=retrieval_timeout_s),
+        retrieval=RetrievalSettings(
+            timeout_s=retrieval_timeout_s, served_embedders=served_embedders or {}
+        ),
     )
     async with leaving_no_task(), AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())

@@ -2,6 +2,7 @@
 ggml-common.h number by number, and not as the engine reads them."""
 
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,8 +24,15 @@ _LAYER = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+    "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
 }  # fmt: skip
+_EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight")
+_EXPERTS = {
+    "w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up",
+    "down_proj": "down",
+}  # fmt: skip
+_ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe"}
 _MODEL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 Raw = tuple[str, tuple[int, ...], bytes]
 """A tensor's type, shape and bytes."""
@@ -53,6 +61,8 @@ def convert(
     config = json.loads((folder / "config.json").read_text())
     architecture, values, raw = config["model_type"], {}, {}
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    architecture = _ARCHITECTURES.get(architecture, architecture)
+    stacks: dict[str, dict[int, Raw]] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         rows = tensor.astype(np.float32)
         turned = heads if "q_proj" in name else kv_heads if "k_proj" in name else 0
@@ -60,7 +70,16 @@ def convert(
         type_ = type_of(name) if rows.ndim > 1 else "F32"
         content = encode(type_, interleaved(rows, turned) if turned else rows)
         values[name] = apart(decode(type_, rows.shape, content), turned)
-        raw[_own_name(name)] = type_, rows.shape, content
+        if of_expert := _EXPERT.fullmatch(name):
+            layer, number, which = of_expert.groups()
+            stack = stacks.setdefault(f"blk.{layer}.ffn_{_EXPERTS[which]}_exps.weight", {})
+            stack[int(number)] = type_, rows.shape, content
+        else:
+            raw[_own_name(name)] = type_, rows.shape, content
+    for name, stack in stacks.items():
+        every = [stack[number] for number in range(len(stack))]
+        type_, shape, _ = every[0]
+        raw[name] = type_, (len(every), *shape), b"".join(content for *_, content in every)
     told = {
         "general.architecture": architecture,
         f"{architecture}.context_length": config["max_position_embeddings"],
@@ -72,6 +91,9 @@ def convert(
         f"{architecture}.attention.key_length": config.get("head_dim"),
         f"{architecture}.attention.value_length": config.get("head_dim"),
         f"{architecture}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        f"{architecture}.expert_count": config.get("num_experts", config.get("num_local_experts")),
+        f"{architecture}.expert_used_count": config.get("num_experts_per_tok"),
+        f"{architecture}.expert_feed_forward_length": config.get("moe_intermediate_size"),
         f"{architecture}.rope.freq_base": config["rope_parameters"]["rope_theta"],
         **metadata,
     }

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.kv_layer import KvLayer
+from kernels.kv_layer import INT4, KvLayer
 from kernels.paged_batch import PagedBatch, tiles_of
 
 NUM_LAYERS, LAYER = 2, 1
@@ -46,13 +46,15 @@ def paged(
     queries: int = 64,
 ) -> Paged:
     """A batch on scattered blocks, stored through the reference's `store_kv`; sequences of one new
-    token come first. `stored`: in which 8 bits, or None: in `dtype`; `queries`: of a tile."""
+    token come first. `stored`: in which few bits, or None: in `dtype`; `queries`: of a tile."""
     num_blocks = sum(-(-length // block_size) for length in seq_lens) + 3
     # As in the engine: a layer's cache is a strided view of a larger tensor.
     shape = (num_blocks, NUM_LAYERS, 2, kv_heads, block_size)
-    memory = torch.full((*shape, dim), torch.nan)
-    memory = torch.full_like(memory, -1, dtype=stored) if stored == torch.int8 else memory.to(dtype)
-    memory = memory if stored is None else memory.to(stored)
+    memory = torch.full((*shape, dim // 2 if stored == INT4 else dim), torch.nan)
+    whole = -1 if stored == torch.int8 else 0x1F  # of which none is NaN
+    if stored in (torch.int8, INT4):
+        memory = torch.full_like(memory, whole, dtype=stored)
+    memory = memory.to(stored or dtype)
     scales = torch.full(shape, torch.nan)
     layer = KvLayer(memory[:, LAYER], scales[:, LAYER] if stored else None)
     free = (1 + torch.randperm(num_blocks - 1)).tolist()  # block 0, where a bad load looks, is NaN
@@ -81,5 +83,5 @@ def paged(
         num_decodes=decodes,
     )
     others = memory[:, 1 - LAYER].float()
-    assert ((others == -1) | others.isnan()).all(), "another layer was written to"
+    assert ((others == whole) | others.isnan()).all(), "another layer was written to"
     return Paged(batch, layer, content)

@@ -14,7 +14,8 @@ from protos.retrieval_pb2 import (
     RemoveRequest,
     SetAttributesRequest,
 )
-from services.common.config import GatewaySettings, JobsSettings
+from services.common.config import GatewaySettings, JobsSettings, RetrievalSettings, Settings
+from services.common.config.retrieval import ServedEmbedder
 from services.common.errors import PenstockError
 from services.common.redis import Redis
 from services.common.telemetry import Telemetry
@@ -26,12 +27,13 @@ from services.gateway.stores.file_record import FileRecord
 from services.gateway.stores.files import Files
 from services.gateway.stores.indexing import Indexing
 from services.gateway.stores.reindexing import Reindexing
+from services.gateway.stores.served_embedders import ServedEmbedders
 from services.gateway.stores.store_files import AttachedFile
 from services.gateway.stores.store_record import StoreRecord
 from services.gateway.stores.store_records import StoreRecords
 from services.gateway.stores.vector_stores import Attach, VectorStores
 from tests.support.blob_folder import memory_blobs, pieces
-from tests.support.gateway_parts import SharedMeter, meter, principal
+from tests.support.gateway_parts import SharedMeter, Tokenizers, meter, principal
 from tests.support.waiting import until
 
 WHO, THEIRS = principal("acme"), principal("rival")
@@ -61,6 +63,8 @@ class ScriptedRetrieval:
         self.embedded: list[tuple[str, str]] = []  # by whom, whose file; each time
         self.failures: dict[str, Exception] = {}  # of a file
         self.last = IndexRequest()
+        self.vectors: list[Any] = []  # TextVectors that were told
+        self.rounds = 1  # in which it asks for those of a file
         self.begun = 0
         self.indexing = 0
         self.most_at_once = 0
@@ -73,7 +77,9 @@ class ScriptedRetrieval:
         self.embedding_model = "tiny-embed"
         return self.embedding_model
 
-    async def index(self, request: IndexRequest, span: Any, tell: Any) -> IndexReply:
+    async def index(
+        self, request: IndexRequest, span: Any, tell: Any, embed: Any = None
+    ) -> IndexReply:
         self.begun += 1
         self.last = request
         self.indexing += 1
@@ -96,6 +102,10 @@ class ScriptedRetrieval:
             for progress in self.progress:
                 await tell(progress)
             text = b"".join([piece async for piece in self.blobs.read(request.blob)])
+            if embed is not None:
+                for _ in range(self.rounds):
+                    self.vectors.append(await embed([text.decode()], span))
+                return IndexReply(tokens=self.vectors[-1].tokens, embedder=embedder)
             return IndexReply(tokens=len(text.split()), note=self.note, embedder=embedder)
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -160,14 +170,20 @@ class StoresRig:
         self.metered = SharedMeter()
         self.jobs = Jobs(redis, namespace, name, JobsSettings(lease_s=60))
         self.who = {one.tenant: one for one in (WHO, THEIRS)}  # as they stand
+        self.tokenizers = Tokenizers()  # of served embedding models
+        telemetry = Telemetry("gateway", name)
+        served = {"axes": ServedEmbedder(dimension=3)}
+        settings = Settings(retrieval=RetrievalSettings(served_embedders=served))
+        self.embedders = ServedEmbedders(settings, cast(Any, self.tokenizers), telemetry)
         self.indexing = Indexing(
             self.files,
             self.records,
             cast(Any, self.retrieval),
             meter(self.metered),
-            Telemetry("gateway", name),
+            telemetry,
             self.jobs,
             cast(Any, Standings(self.who)),
+            self.embedders,
             max_chars=1000,
         )
         self.reindexing = Reindexing(

@@ -35,6 +35,7 @@ DOOR = """
 RETRIEVAL = """
     EmbedRequest.texts SearchRequest.query IndexRequest.title ReadRequest.title JudgedText.text
     CutRequest.title CutChunk.title LoadRequest.filename Section.headings Section.text
+    WantedVectors.texts
 """
 # Of answers, while they are written (tests/unit/tokenizer/test_answer_policy.py).
 ANSWER = """
@@ -74,12 +75,13 @@ NAMES = """
     ChunkingStrategy.type ExpiresAfter.anchor SetAttributesRequest.collection
     SetAttributesRequest.source_id Searched.reranked PublicSearchStoreReply.reranked
     SearchRequest.embedder IndexRequest.embedder CreateVectorStoreRequest.embedding_model
-    UpdateVectorStoreRequest.embedding_model
+    UpdateVectorStoreRequest.embedding_model ModelInfo.parent
 """
 # Of runs that outlive their connections (decision 0046): what the client sent, kept as it is and
 # looked at anew by whoever goes on; what was told of an answer, behind the policy.
 KEPT = """
     StoredRun.told StoredPrompt.question StoredPrompt.tags RunEvent.Begun.warnings
+    RunEvent.Finished.warnings
 """
 # Ours: ids, digests, addresses, numbers, frames of other messages, and words about a request that
 # never quote it (Status.message and what becomes of it).
@@ -108,6 +110,7 @@ OURS = """
     PublicRecord.Span.id PublicRecord.Span.parent PublicRecord.Span.attributes
     PublicRecord.Failure.stage PublicRecord.Failure.code PublicRecord.Failure.message
     StoredRun.digest StoredRun.endpoint StoredRun.model StoredRun.request_id StoredRun.route
+    Adapters.digests GenerateRequest.prompt_token_ids WorkRequest.prompt_token_ids PackedIds.ids
 """
 # Of what a tenant keeps here: ids, states, and what it named itself and gets back. A file's text
 # and name are looked at on their way into passages; a batch's lines as requests.
@@ -153,6 +156,19 @@ STORED = """
     VectorStoreFile.Extras.note CancelReindexingRequest.vector_store_id
     ReindexVectorStoreRequest.vector_store_id VectorStore.embedding_model
     VectorStore.Reindexing.reason VectorStore.Reindexing.status
+    AddConversationItemsRequest.conversation_id AddUploadPartRequest.data
+    AddUploadPartRequest.upload_id CancelUploadRequest.upload_id CompleteUploadRequest.md5
+    CompleteUploadRequest.part_ids CompleteUploadRequest.upload_id Conversation.id
+    Conversation.metadata ConversationItems.first_id ConversationItems.last_id
+    CreateConversationRequest.metadata CreateUploadRequest.filename
+    CreateUploadRequest.mime_type CreateUploadRequest.purpose
+    DeleteConversationItemRequest.conversation_id DeleteConversationItemRequest.item_id
+    DeleteConversationRequest.conversation_id GetConversationItemRequest.conversation_id
+    GetConversationItemRequest.item_id GetConversationRequest.conversation_id
+    ListConversationItemsRequest.after ListConversationItemsRequest.conversation_id
+    ListConversationItemsRequest.order UpdateConversationRequest.conversation_id
+    UpdateConversationRequest.metadata Upload.filename Upload.id Upload.purpose Upload.status
+    UploadPart.id UploadPart.upload_id
 """
 KNOWN = (PROMPT, DOOR, RETRIEVAL, ANSWER, TOLD_BACK, OWN_WORDS, FORM, NAMES, KEPT, OURS, STORED)
 

@@ -332,6 +332,14 @@ WORKERS = Page(
             ],
         ),
         (
+            "KV on disk",
+            [
+                Panel("Blocks", "short", "A second. Missed: were to be there; passed: computing was expected to be sooner; dropped: the disk was too slow.", [(_rate("penstock_worker_kv_tier_blocks_total", "event", _OF_MODEL), "{{event}}")]),
+                Panel("Bytes", "binBps", "", [(_rate("penstock_worker_kv_tier_bytes_total", "instance, event", _OF_MODEL), "{{event}} {{instance}}")]),
+                Panel("Held", "bytes", "Of all workers of a host: each tells the same.", [(f"penstock_worker_kv_tier_held_bytes{_OF_MODEL}", "{{instance}}")]),
+            ],
+        ),
+        (
             "Steps",
             [
                 Panel("Steps", "short", "A second. Zero with requests pending is dead.", [

@@ -101,6 +101,10 @@ static inline void over_rows(F& f, int rows) {
   }
 }
 
+// Of a softmax, whose best weight is 1; less is nothing beside it. Else what weights come to with values and scales would
+// be subnormal, which takes a processor a hundred cycles each.
+static const float LEAST_WEIGHT = 0x1p-64f;
+
 // Scores of the tokens [start, length) to weights e^(scale * (score - best)), zero elsewhere; returns 1 / sum. What meets
 // the values is a weight times its token's scale, where the cache has such.
 template <class P>
@@ -120,7 +124,7 @@ static float soften(
       if (i == whole) weight = first(left, weight, zero());
       return i < start ? first(start - i, zero(), weight) : weight;
     };
-    Lanes weight = exponential(fma(load(scores + i), factor, shift));
+    Lanes weight = no_less(LEAST_WEIGHT, exponential(fma(load(scores + i), factor, shift)));
     total = add(total, inside(weight));
     put_row(weights, i, inside(P::finish(weight, values[i / PANEL], dim)));
   }
@@ -143,7 +147,7 @@ static void attend(
   int before = seen > 0 ? seen / PANEL * PANEL : 0;
   int length = s->positions[tile->token + tile->count - 1] + 1 - before;  // of the tile's last token
   int pieces = (length + PANEL - 1) / PANEL, padded = pieces * PANEL;
-  const int* table = s->block_tables + (long)tile->sequence * s->table_width;
+  const int* table = table_of(s, op, tile->sequence);
   const Buffer* qkv = &p->buffers[op->source];
   const Buffer* out = &p->buffers[op->target];
 
@@ -169,7 +173,7 @@ static void attend(
     plain_row(qkv->data + token * qkv->width + (long)h * dim, queries + (long)r * dim, dim);
   }
 
-  Scores<P, PANELS> product;
+  Scores<typename Sides<P>::Keys, PANELS> product;
   product.x = queries, product.x_stride = dim, product.k = dim, product.y_stride = row_stride;
   for (int i = 0; i < pieces; i += PANELS) {
     for (int j = i; first && j < i + PANELS && j < pieces; j++) {
@@ -199,18 +203,19 @@ static void attend(
     cache.copy_values(values[pieces - 1], valid, last);
     values[pieces - 1] = last;
   }
-  WeightedSum<P, PANELS> sum;
+  WeightedSum<typename Sides<P>::Values, PANELS> sum;
   sum.x = weights, sum.x_stride = row_stride, sum.pieces = values, sum.num_pieces = pieces, sum.factors = factors;
   sum.y_stride = dim;
   for (int d = 0; d < dim; d += PANELS * PANEL) {
     sum.width = dim - d;
-    for (int j = 0; j < PANELS; j++) sum.offsets[j] = (long)(d + j * PANEL < dim ? d + j * PANEL : d) * PANEL;
+    for (int j = 0; j < PANELS; j++) sum.offsets[j] = P::offset(d + j * PANEL < dim ? d + j * PANEL : d);
     sum.y = result + d;
     over_rows<PANELS>(sum, rows);
   }
   if (!(*claim)()) return;
   for (int r = 0; r < rows; r++) {
     int token = tile->token + r / group, h = head * (heads / cache.kv_heads) + group_first + r % group;
+    if (Sides<P>::MIXED) mix_head(result + (long)r * dim, dim);
     plain_row(result + (long)r * dim, out->data + token * out->width + (long)h * dim, dim);
   }
 }

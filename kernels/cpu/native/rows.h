@@ -52,9 +52,10 @@ static void short_row(float* x, int16_t* to, int width) {
       most = max(value, max(sub(zero(), value), most));
       nothing = fma(value, zero(), nothing);  // NaN of what is not finite
     }
-    // The furthest is 2^14 to 2^15 of its scale, which is a normal number, as its inverse is.
+    // The furthest is 2^14 to 2^15 of its scale. Below 2^-64 it is less: what comes of such a scale and a group's of int4
+    // is no subnormal number, which would take a hundred cycles, of each group of zeros.
     int exponent = exponent_of(largest(most));
-    if (exponent < -112) exponent = -112;
+    if (exponent < -64) exponent = -64;
     float inverse = power_of_two(14 - exponent);
     for (int i = first; i < end; i += PANEL) {
       Lanes value = max(min(nearest(mul(load(x + i), all(inverse))), all(32767)), all(-32768));
@@ -62,7 +63,34 @@ static void short_row(float* x, int16_t* to, int width) {
       store_shorts(to + i, value);
     }
     part->scale = sum(nothing) == 0 ? power_of_two(exponent - 14) : __builtin_nanf("");
-    part->start = -P::ZERO * (int)sum(total);
+    part->begun = P::begun((int)sum(total));
+  }
+}
+
+static inline void store_numbers(int16_t* p, Lanes x) { store_shorts(p, x); }
+static inline void store_numbers(int8_t* p, Lanes x) { store_bytes(p, x); }
+
+// What meets w8a8: x, likewise, as numbers of -127 to 127 with one scale. A row with NaN or infinity is all NaN.
+template <class P>
+static void byte_row(float* x, typename P::Row* to, int width) {
+  for (int i = width; i % PANEL; i++) x[i] = 0;
+  Lanes most = zero(), nothing = zero();
+  for (int i = 0; i < width; i += PANEL) {
+    most = max(absolute(load(x + i)), most);
+    nothing = fma(load(x + i), zero(), nothing);
+  }
+  float furthest = largest(most) < 0x1p-64f ? 0x1p-64f : largest(most);  // as above
+  float scale = sum(nothing) == 0 ? furthest / 127 : __builtin_nanf("");
+  Part* part = P::parts(to, width);
+  for (int first = 0; first < width; first += P::GROUP, part++) {
+    int end = width - first < P::GROUP ? width : first + P::GROUP;
+    Lanes total = zero();
+    for (int i = first; i < end; i += PANEL) {
+      Lanes value = max(min(nearest(mul(load(x + i), all(127 / furthest))), all(127)), all(-127));
+      total = add(total, value);
+      store_numbers(to + i, value);
+    }
+    *part = {scale, P::begun((int)sum(total))};
   }
 }
 

@@ -20,6 +20,8 @@ static inline bf16 to_bf16(float x) {  // to nearest, ties to even; NaN stays Na
   return (bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+static inline float exact(E4m3 x) { return _cvtsh_ss((uint16_t)((int8_t)x * 128 & 0xbf80)) * 0x1p8f; }
+
 static inline float from_bf16(bf16 x) {
   uint32_t bits = (uint32_t)x << 16;
   float value;
@@ -54,6 +56,10 @@ static inline float largest(Lanes a) { return _mm512_reduce_max_ps(a.v); }
 static inline Lanes first(int count, Lanes a, Lanes rest) {
   __mmask16 mask = count >= 16 ? 0xffff : (__mmask16)((1u << count) - 1);
   return {_mm512_mask_blend_ps(mask, rest.v, a.v)};
+}
+// Zero where a is less, or a; of NaN it is NaN.
+static inline Lanes no_less(float least, Lanes a) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, _mm512_set1_ps(least), _CMP_NLT_UQ), a.v)};
 }
 
 static inline Lanes nearest(Lanes x) {  // whole number
@@ -110,8 +116,52 @@ static inline void store_e4m3(E4m3* p, Lanes a) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_or_si512(rounded, sign)));
 }
 
+// By the Walsh-Hadamard matrix of sixteen: of pairs of lanes that lie 1, 2, 4 and 8 apart sums and differences.
+static inline Lanes mixed(Lanes a) {
+  __m512 x = a.v, y = _mm512_permute_ps(x, 0xb1);
+  x = _mm512_mask_sub_ps(_mm512_add_ps(x, y), 0xaaaa, y, x), y = _mm512_permute_ps(x, 0x4e);
+  x = _mm512_mask_sub_ps(_mm512_add_ps(x, y), 0xcccc, y, x), y = _mm512_shuffle_f32x4(x, x, 0xb1);
+  x = _mm512_mask_sub_ps(_mm512_add_ps(x, y), 0xf0f0, y, x), y = _mm512_shuffle_f32x4(x, x, 0x4e);
+  return {_mm512_mask_sub_ps(_mm512_add_ps(x, y), 0xff00, y, x)};
+}
+
+// Numbers of 4 bits, each stored 8 more. Of sixteen words at p that of the bits from 0, from 8, from 4 and from 12. Of eight
+// words those from 0, and from 8; behind them, as eight more lanes, those from 4, and from 12.
+static inline Lanes less_8(__m512i words) {  // of each lane's lower four bits
+  const __m512 numbers = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+  return {_mm512_permutexvar_ps(words, numbers)};
+}
+struct TwoNumbers {
+  Lanes first, second;
+};
+struct FourNumbers {
+  Lanes first, second, third, fourth;
+};
+static inline FourNumbers numbers_of_words(const void* p) {
+  __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+  return {less_8(words), less_8(_mm512_srli_epi32(words, 8)), less_8(_mm512_srli_epi32(words, 4)),
+          less_8(_mm512_srli_epi32(words, 12))};
+}
+static inline TwoNumbers numbers_of_half(const void* p) {
+  __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+  __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(words), _mm256_srli_epi32(words, 4), 1);
+  return {less_8(both), less_8(_mm512_srli_epi32(both, 8))};
+}
+
 // Sixteen halves as floats.
 static inline Lanes from_halves(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+
+enum { E4M3_STEP = 4 };
+// Sum + the products of so many numbers of a row and columns of e4m3, pairs [E4M3_STEP / 2][16][2], each 2^-8 of what it is.
+static inline Lanes dot_e4m3(const float* row, const E4m3* p, Lanes sum) {
+  __m512i pairs = _mm512_loadu_si512(p), kept = _mm512_set1_epi16((short)0xbf80);  // as in `from_e4m3`
+  __m512i first = _mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(pairs, 8), 1), kept);
+  __m512i second = _mm512_and_si512(_mm512_srai_epi16(pairs, 1), kept);
+  sum = fma(all(row[0]), {_mm512_cvtph_ps(_mm512_castsi512_si256(first))}, sum);
+  sum = fma(all(row[1]), {_mm512_cvtph_ps(_mm512_castsi512_si256(second))}, sum);
+  sum = fma(all(row[2]), {_mm512_cvtph_ps(_mm512_extracti64x4_epi64(first, 1))}, sum);
+  return fma(all(row[3]), {_mm512_cvtph_ps(_mm512_extracti64x4_epi64(second, 1))}, sum);
+}
 
 #ifdef __AVX512BF16__
 struct Pairs {  // sixteen pairs of bf16
@@ -133,6 +183,26 @@ static inline Lanes dot_pairs(const bf16* a, Pairs b, Lanes c) {
   __builtin_memcpy(&pair, a, 4);
   return {_mm512_dpbf16_ps(c.v, (__m512bh)_mm512_set1_epi32(pair), b.v)};
 }
+// As numbers_of_words and numbers_of_half, in pairs.
+static inline Pairs pairs_less_8(__m512i words) {  // of each word's lower four bits; the fifth is looked at, too
+  const __m512i bf16s = _mm512_set_epi16(
+      0x40e0, 0x40c0, 0x40a0, 0x4080, 0x4040, 0x4000, 0x3f80, 0, (short)0xbf80, (short)0xc000, (short)0xc040,
+      (short)0xc080, (short)0xc0a0, (short)0xc0c0, (short)0xc0e0, (short)0xc100, 0x40e0, 0x40c0, 0x40a0, 0x4080, 0x4040,
+      0x4000, 0x3f80, 0, (short)0xbf80, (short)0xc000, (short)0xc040, (short)0xc080, (short)0xc0a0, (short)0xc0c0,
+      (short)0xc0e0, (short)0xc100);
+  return {(__m512bh)_mm512_permutexvar_epi16(words, bf16s)};
+}
+struct TwoPairs {
+  Pairs first, second;
+};
+static inline TwoPairs pairs_of_words(const void* p) {
+  __m512i bytes = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p));
+  return {pairs_less_8(bytes), pairs_less_8(_mm512_srli_epi16(bytes, 4))};
+}
+static inline Pairs pairs_of_half(const void* p) {
+  __m256i bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
+  return pairs_less_8(_mm512_inserti64x4(_mm512_castsi256_si512(bytes), _mm256_srli_epi16(bytes, 4), 1));
+}
 #endif
 
 // Whole numbers of 16 bits to p.
@@ -153,6 +223,12 @@ struct TwoShorts {
 static inline TwoShorts shorts_of_nibbles(const uint8_t* p) {
   __m512i bytes = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p));
   return {{_mm512_and_si512(bytes, _mm512_set1_epi16(15))}, {_mm512_srli_epi16(bytes, 4)}};
+}
+
+// Of sixteen bytes, of up to 127, each with 128 times itself.
+static inline Shorts shorts_of_zeros(const uint8_t* p) {
+  __m512i zeros = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  return {_mm512_or_si512(zeros, _mm512_slli_epi32(zeros, 16 + 7))};
 }
 
 // The first `count` floats at p, then `rest`; nothing beyond is read.
@@ -186,6 +262,14 @@ static inline Words dot_pairs(const int16_t* a, Shorts b, Words c) {
   return {_mm512_add_epi32(c.v, _mm512_madd_epi16(_mm512_set1_epi32(pair), b.v))};
 #endif
 }
+#ifdef __AVX512VNNI__
+// c + the four products of a and b; `a` is four numbers for all lanes, of b each lane has four.
+static inline Words dot_fours(const int8_t* a, const uint8_t* b, Words c) {
+  int four;
+  __builtin_memcpy(&four, a, 4);
+  return {_mm512_dpbusd_epi32(c.v, _mm512_loadu_si512(b), _mm512_set1_epi32(four))};
+}
+#endif
 static inline Words exclusive(Words a, Words b) { return {_mm512_xor_si512(a.v, b.v)}; }
 static inline Words shift_right(Words a, int by) { return {_mm512_srli_epi32(a.v, by)}; }
 static inline Lanes to_float(Words a) { return {_mm512_cvtepi32_ps(a.v)}; }  // of int32
@@ -245,6 +329,10 @@ static inline Lanes first(int count, Lanes x, Lanes rest) {
   const __m256i high = _mm256_add_epi32(low, _mm256_set1_epi32(8));
   return {_mm256_blendv_ps(rest.a, x.a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, low))),
           _mm256_blendv_ps(rest.b, x.b, _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, high)))};
+}
+static inline Lanes no_less(float least, Lanes x) {
+  const __m256 limit = _mm256_set1_ps(least);
+  return {_mm256_and_ps(x.a, _mm256_cmp_ps(x.a, limit, _CMP_NLT_UQ)), _mm256_and_ps(x.b, _mm256_cmp_ps(x.b, limit, _CMP_NLT_UQ))};
 }
 
 static inline __m256 half_nearest(__m256 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -314,9 +402,54 @@ static inline void store_e4m3(E4m3* p, Lanes x) {
   _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
 
+static inline __m256 half_mixed(__m256 x) {
+  __m256 y = _mm256_permute_ps(x, 0xb1);
+  x = _mm256_blend_ps(_mm256_add_ps(x, y), _mm256_sub_ps(y, x), 0xaa), y = _mm256_permute_ps(x, 0x4e);
+  x = _mm256_blend_ps(_mm256_add_ps(x, y), _mm256_sub_ps(y, x), 0xcc), y = _mm256_permute2f128_ps(x, x, 1);
+  return _mm256_blend_ps(_mm256_add_ps(x, y), _mm256_sub_ps(y, x), 0xf0);
+}
+static inline Lanes mixed(Lanes x) {
+  __m256 a = half_mixed(x.a), b = half_mixed(x.b);
+  return {_mm256_add_ps(a, b), _mm256_sub_ps(a, b)};
+}
+
+static inline __m256 half_less_8(__m256i words) {
+  __m256i numbers = _mm256_and_si256(words, _mm256_set1_epi32(15));
+  return _mm256_sub_ps(_mm256_cvtepi32_ps(numbers), _mm256_set1_ps(8));
+}
+struct TwoNumbers {
+  Lanes first, second;
+};
+struct FourNumbers {
+  Lanes first, second, third, fourth;
+};
+static inline Lanes less_8(__m256i a, __m256i b, int from) {
+  return {half_less_8(_mm256_srli_epi32(a, from)), half_less_8(_mm256_srli_epi32(b, from))};
+}
+static inline FourNumbers numbers_of_words(const void* p) {
+  const __m128i* q = (const __m128i*)p;
+  __m256i a = _mm256_cvtepu16_epi32(_mm_loadu_si128(q)), b = _mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1));
+  return {less_8(a, b, 0), less_8(a, b, 8), less_8(a, b, 4), less_8(a, b, 12)};
+}
+static inline TwoNumbers numbers_of_half(const void* p) {
+  __m256i a = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), b = _mm256_srli_epi32(a, 4);
+  return {less_8(a, b, 0), less_8(a, b, 8)};
+}
+
 static inline Lanes from_halves(const uint16_t* p) {
   __m256i all = _mm256_loadu_si256((const __m256i*)p);
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(all)), _mm256_cvtph_ps(_mm256_extracti128_si256(all, 1))};
+}
+
+enum { E4M3_STEP = 2 };
+static inline Lanes from_upper_e4m3(__m256i words) {
+  __m256i halves = _mm256_and_si256(_mm256_srai_epi16(words, 1), _mm256_set1_epi16((short)0xbf80));
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+}
+static inline Lanes dot_e4m3(const float* row, const E4m3* p, Lanes sum) {
+  __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
+  sum = fma(all(row[0]), from_upper_e4m3(_mm256_slli_epi16(pairs, 8)), sum);
+  return fma(all(row[1]), from_upper_e4m3(pairs), sum);
 }
 
 static inline void store_shorts(int16_t* p, Lanes x) {
@@ -340,6 +473,12 @@ static inline TwoShorts shorts_of_nibbles(const uint8_t* p) {
   __m256i a = _mm256_cvtepu8_epi16(_mm_loadu_si128(q)), b = _mm256_cvtepu8_epi16(_mm_loadu_si128(q + 1));
   return {{_mm256_and_si256(a, lower), _mm256_and_si256(b, lower)}, {_mm256_srli_epi16(a, 4), _mm256_srli_epi16(b, 4)}};
 }
+
+static inline __m256i half_of_zeros(const uint8_t* p) {
+  __m256i zeros = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  return _mm256_or_si256(zeros, _mm256_slli_epi32(zeros, 16 + 7));
+}
+static inline Shorts shorts_of_zeros(const uint8_t* p) { return {half_of_zeros(p), half_of_zeros(p + 8)}; }
 
 static inline Lanes part(const float* p, int count, float rest) {
   float values[16];
@@ -398,6 +537,9 @@ static inline Words chosen(Words which, int number, Words x, Words y) {
 }
 
 #endif
+
+// From here on this thread has zeros for subnormal numbers, of which each product would take a hundred cycles.
+static inline void flush_subnormals() { _mm_setcsr(_mm_getcsr() | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
 
 // e^x for x <= 88 (of NaN: NaN), to 2 units in the last place or so: x / ln 2 is split into a whole power of two
 // and a rest of half at most, for which six terms of 2^r = e^(r ln 2) do.

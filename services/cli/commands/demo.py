@@ -34,11 +34,11 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _is_document(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and path.name != _QUESTIONS
+    return path.suffix.lower() in SUFFIXES
 
 
 def _first_question(folder: Path) -> str:
-    path = folder / _QUESTIONS
+    path = folder.parent / _QUESTIONS
     if not path.exists():
         raise ValueError(f"--question is needed: there is no {path}")
     with path.open(encoding="utf-8") as lines:

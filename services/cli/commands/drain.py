@@ -15,6 +15,7 @@ import sys
 import grpc
 
 from protos import host_pb2, host_pb2_grpc
+from services.cli.interruptible import run
 from services.cli.registry import looked, settings_here
 from services.common.certificates import CertificateError
 from services.common.config import Settings
@@ -30,7 +31,7 @@ _WAVES = (("gateway",), ("tokenizer", "retrieval"), ("router",), ("worker",))
 
 
 def main(arguments: argparse.Namespace) -> int:
-    return asyncio.run(_main(arguments))
+    return run(_main(arguments))
 
 
 async def _main(arguments: argparse.Namespace) -> int:

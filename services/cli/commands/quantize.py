@@ -6,8 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from services.common.checkpoint import locate, text_files
-from services.common.config import ModelSpec
+from services.common.checkpoint import folder_of, text_files
 from services.worker.engine.formats.safetensors import INDEX
 from services.worker.engine.formats.writing import write_quantized
 from services.worker.engine.model_config import UnsupportedModel
@@ -19,8 +18,16 @@ def main(arguments: argparse.Namespace) -> int:
         raise ValueError(f"OUT: {to} is there already")
     if not to.parent.is_dir():
         raise ValueError(f"OUT: there is no folder {to.parent}")
-    folder = locate(ModelSpec(name="MODEL", path=arguments.model))
-    making = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.parent))
+    try:
+        folder = folder_of(arguments.model)
+    except FileNotFoundError as error:
+        raise ValueError(f"MODEL: {error}") from error
+    try:
+        making = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.parent))
+    except OSError as error:
+        raise ValueError(
+            f"OUT: nothing can be written into {to.parent}: {error.strerror}"
+        ) from error
     try:
         changed = write_quantized(folder, making, arguments.format)
         for path in text_files(folder):
@@ -31,7 +38,7 @@ def main(arguments: argparse.Namespace) -> int:
         making.chmod(0o755)
         making.rename(to)
     except UnsupportedModel as error:
-        raise RuntimeError(f"{arguments.model}: {error}") from error
+        raise ValueError(f"MODEL: {error}") from error
     finally:
         shutil.rmtree(making, ignore_errors=True)
     for words, count in sorted(changed.items()):

@@ -62,7 +62,9 @@ class Replica:
         step_s = self._seconds(
             costs.step_flop(sequences, context), costs.step_bytes(sequences, context), efficiency
         )
-        prompt_s = self._seconds(costs.prompt_flop(load.prompt), costs.step_bytes(0, 0), efficiency)
+        prompt_s = self._seconds(
+            costs.prompt_flop(load.prompt), costs.read_bytes(load.prompt), efficiency
+        )
         # While one answer is given, each of the others' places has a prompt computed once.
         itl_s = step_s + sequences * prompt_s / load.output
         requests_per_s = sequences / (load.output * itl_s)

@@ -6,14 +6,16 @@ from pathlib import Path
 
 from kernels.cpu.library import Unavailable
 from services.common.checkpoint import is_gguf, is_hub_id, locate
-from services.common.config import ModelSpec, RetrievalSettings, Settings
+from services.common.config import ModelSpec, RetrievalSettings, Settings, WorkerSettings
 from services.common.tokenizer_file import read_tokenizer
+from services.worker.engine.adapters import UnsupportedAdapter, check_kernels, peft
 from services.worker.engine.checkpoint import check_weights
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cpu_runner import check_fits
 from services.worker.engine.draft_model import with_room
 from services.worker.engine.model_config import ModelConfig, UnsupportedModel
 from services.worker.engine.models.registry import read_config
+from services.worker.engine.parallel.shard import Shard, check_cut
 from services.worker.engine.runner import choose_dtype, max_model_len, num_blocks
 from services.worker.engine_config import engine_config
 
@@ -34,6 +36,8 @@ def made_local(model: ModelSpec, settings: Settings, report: Callable[[str], Non
             "--quantization says so: no format of the engine's holds their numbers"
         )
     check_engines(model, folder, settings)
+    local = {name: str(Path(path).expanduser().resolve()) for name, path in model.adapters.items()}
+    model = model.model_copy(update={"adapters": local})
     if is_gguf(model.path):  # each host unfolds it for itself
         return model
     return model.model_copy(update={"path": str(folder)})
@@ -60,6 +64,34 @@ def check_engines(model: ModelSpec, folder: Path, settings: Settings) -> None:
             raise RuntimeError(
                 f"model {model.name!r}: of PENSTOCK_WORKER__..., or of its own `worker`: {error}"
             ) from None
+        _check_gpus(model, own.worker)
+        for name, path in model.adapters.items():
+            check_adapter(name, path, folder, own.worker)
+        if len(model.adapters) > own.worker.max_adapters:
+            raise RuntimeError(
+                f"model {model.name!r}: {len(model.adapters)} adapters are more than max_adapters "
+                f"{own.worker.max_adapters}"
+            )
+
+
+def _check_gpus(model: ModelSpec, worker: WorkerSettings) -> None:
+    """Raises RuntimeError when a replica asks Ray for fewer than its ranks are."""
+    ranks, asked = worker.tensor_parallel, worker.ray.num_gpus
+    if worker.device != "cpu" and 0 < asked < ranks:
+        raise RuntimeError(
+            f"model {model.name!r}: its workers' ray asks for num_gpus {asked:g}, and "
+            f"tensor_parallel {ranks} takes one for each rank"
+        )
+
+
+def check_adapter(name: str, path: str, model: Path, worker: WorkerSettings) -> None:
+    """`model`: the folder of its checkpoint. Raises RuntimeError when its workers could not serve
+    the adapter."""
+    try:
+        check_kernels(worker.device, worker.kernels)
+        peft.read(Path(path).expanduser(), model, worker.max_adapter_rank)
+    except (UnsupportedAdapter, UnsupportedModel) as error:
+        raise RuntimeError(f"adapter {name!r}: {error}") from None
 
 
 def _check_engine(config: EngineConfig, model: ModelConfig) -> None:
@@ -67,16 +99,20 @@ def _check_engine(config: EngineConfig, model: ModelConfig) -> None:
     the smaller blocks, is seen only where the engine runs."""
     if config.device == "cpu" and config.kernels == "triton":
         raise ValueError("kernels 'triton' need a GPU, device is 'cpu'")
+    if config.tensor_parallel > 1:
+        check_cut(model, config.tensor_parallel)
+    shard = Shard(model, 0, config.tensor_parallel)
     if config.quantization != "auto":
-        _check_quantization(config, model)
+        _check_quantization(config, shard)
+    model = shard.config
     config = with_room(config)
     dtype = choose_dtype(config.dtype, model, config.device, has_dot=True)
     max_model_len(config, model, num_blocks(config, model, dtype))
 
 
-def _check_quantization(config: EngineConfig, model: ModelConfig) -> None:
+def _check_quantization(config: EngineConfig, shard: Shard) -> None:
     draft = config.draft_model
-    models = {"": model} | ({"draft_model: ": read_config(draft)} if draft else {})
+    models = {"": shard} | ({"draft_model: ": Shard(read_config(draft))} if draft else {})
     for whose, one in models.items():
         try:
             check_fits(config, one)

@@ -11,7 +11,13 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
 }
+_OF_EXPERTS: dict[str, dict[str, Any]] = {
+    "llama": {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
+    "qwen3moe": {"model_type": "qwen3_moe", "norm_topk_prob": True},
+}
+"""What a file of experts is besides: llama.cpp norms the shares of both."""
 _MOST_DIMS = 2**16
 EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 CONTROL = 3
@@ -29,9 +35,10 @@ def config_of(header: Header) -> dict[str, Any]:
         )
     if header.one("split.count", 1) not in (0, 1):
         raise header.refusal("it is one of several files: join them (llama-gguf-split --merge)")
-    if header.one(f"{name}.expert_count", 0):
-        raise header.refusal(f"{name}.expert_count: mixtures of experts are not supported")
     fields = _Fields(header, name)
+    experts = fields.number("expert_count", 0)
+    if experts and name not in _OF_EXPERTS:
+        raise header.refusal(f"{name}.expert_count: its mixtures of experts are not supported")
     heads, hidden = fields.number("attention.head_count"), fields.number("embedding_length")
     head_dim = fields.number("attention.key_length", hidden // max(1, heads))
     if not head_dim > 0:
@@ -57,6 +64,13 @@ def config_of(header: Header) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in header.tensors,
         "tie_word_embeddings": HEAD not in header.tensors,
     }
+    if experts:
+        config |= _OF_EXPERTS[name] | {
+            "num_experts" if name == "qwen3moe" else "num_local_experts": experts,
+            "num_experts_per_tok": fields.number("expert_used_count"),
+        }
+    if name == "qwen3moe":
+        config["moe_intermediate_size"] = fields.number("expert_feed_forward_length")
     window = fields.number("attention.sliding_window", 0)
     if window and name == "llama":
         config["sliding_window"] = window  # which is refused: llama.cpp computes without

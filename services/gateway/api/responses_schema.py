@@ -246,8 +246,6 @@ class ResponsesRequest(ResponseInput):
     def _consistent(self) -> "ResponsesRequest":
         if self.stream_options is not None and not self.stream:
             raise refuse("stream_options", "only allowed when 'stream' is true")
-        if self.background and self.conversation is not None:
-            raise refuse("conversation", "goes with no 'background'")
         if self.background and self.store is False:
             raise refuse("background", "what runs in the background is stored")
         return self

@@ -24,6 +24,7 @@ _SWEPT = 100
 _TRIM_EVERY_S = 60.0
 _AT_ONCE = 256
 _TOLD = 64  # leases renewed in one go: a request at the door waits behind no more
+_GATHER_S = 0.02  # for others that are let in: nobody waits for it, first tokens stand behind it
 _LAST_S = 2.0  # for what waits when the gateway ends
 
 
@@ -209,6 +210,7 @@ class Upkeep:
 
     async def _tell_new(self) -> None:
         while self._untold:
+            await asyncio.sleep(_GATHER_S)
             some, self._untold = self._untold, []
             with suppress(*RedisAway):  # they are told with all that runs
                 await self._tell([one for one in some if one.run.id in self._running])

@@ -38,7 +38,8 @@ async def answer_prompt(
     so_far = prompt.so_far
     stream = TextStream(
         gateway.tokenizers,
-        prompt.request,
+        prompt.put_away(),
+        choices=len(answers),
         patience_s=gateway.settings.gateway.tokenizer_patience_s,
         deadline=way.deadline,
         traceparent=way.traceparent,

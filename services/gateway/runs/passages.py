@@ -14,6 +14,7 @@ from services.gateway.metering.meter import Metered
 from services.gateway.metering.refusals import LimitError
 from services.gateway.parts import Gateway
 from services.gateway.runs.prompt import Prompt
+from services.gateway.runs.questions import Questions
 from services.gateway.runs.records import Journal
 from services.gateway.runs.reranking import Reranking
 from services.gateway.runs.rewriting.asking import whole_question
@@ -124,7 +125,9 @@ async def _search(
         one.collections.extend(stores)
         part = f":{number}" if number else ""
         try:
-            return await _search_one(gateway, principal, metered, one, part, span, journal)
+            return await _search_one(
+                gateway, principal, metered, one, part, warnings, span, journal
+            )
         except PenstockError as error:
             if isinstance(error, LimitError) or not is_outage(error):
                 raise
@@ -153,14 +156,18 @@ async def _search_one(
     metered: Metered,
     request: SearchRequest,
     part: str,
+    warnings: list[str],
     span: Span,
     journal: Journal,
 ) -> SearchReply:
     """At the embedding model's price, under its own line in the ledger."""
     model = request.embedder or gateway.retrieval.embedding_model
+    questions = Questions(gateway, request.embedder)
     principal.authorize_embedding(model)
     most = (of_texts([request.query]), 0)
     async with gateway.meter.beside(metered, principal, ROUTE, model, most, part) as beside:
+        await questions.embed(principal, beside, [request], span, journal.below)
         reply = await gateway.retrieval.search_for_chat(request, span, journal.below)
+        warnings.extend(filter(None, [questions.settle([reply])]))
         beside.usage = lambda: usage_of([reply])
     return reply

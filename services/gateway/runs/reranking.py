@@ -23,7 +23,8 @@ from services.gateway.metering.estimate import of_texts
 from services.gateway.metering.meter import Metered
 from services.gateway.parts import Gateway
 from services.gateway.runs.asked_model import asked_model
-from services.gateway.runs.pooling import Numbers, by_model
+from services.gateway.runs.known_scores import key_of
+from services.gateway.runs.numbers import Numbers, by_model
 
 ROUTE = "rerank"  # in the ledger
 _BYTES_PER_TOKEN = 3  # at least, of most texts: what has fewer may be too long, and is not ranked
@@ -112,8 +113,23 @@ class Reranking:
     async def _asked(
         self, who: Principal, metered: Metered, pairs: Sequence[Pair], span: Span, below: Record
     ) -> list[float]:
-        """Raises PenstockError, TimeoutError."""
+        """What it said a while ago it is not asked again. Raises PenstockError, TimeoutError."""
         who.authorize(self.model)
+        keys = [
+            key_of(who.tenant, self.model, query, passage.title, passage.text)
+            for query, passage in pairs
+        ]
+        known = self._gateway.scores.of(keys)
+        span.set_attribute("known", len(known))
+        if new := {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in known}:
+            scores = await self._said(who, metered, [*new.values()], span, below)
+            self._gateway.scores.keep([*zip(new, scores, strict=True)])
+            known.update(zip(new, scores, strict=True))
+        return [known[key] for key in keys]
+
+    async def _said(
+        self, who: Principal, metered: Metered, pairs: Sequence[Pair], span: Span, below: Record
+    ) -> list[float]:
         async with asyncio.timeout(self._within_s):
             window = (await asked_model(self._gateway, self.model)).window
             pool = _pool(pairs, window)
@@ -127,7 +143,7 @@ class Reranking:
             ) as beside:
                 beside.usage = lambda: got.usage
                 within = (self._within_s, self._within_s)
-                await by_model(self._gateway, request, got, span, below, *within)
+                await by_model(self._gateway.tokenizers, request, got, span, below, *within)
         scores = got.scores()
         if not np.isfinite(scores).all():
             broken = "the scores of some passages are no numbers"

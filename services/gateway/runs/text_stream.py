@@ -57,24 +57,26 @@ class TextStream:
     def __init__(
         self,
         tokenizers: Peers,
-        request: PromptRequest,
+        request: bytes,
         *,
+        choices: int = 1,
         patience_s: float,
         deadline: float,
         traceparent: str,
         told: Iterable[TextDelta] = (),
     ) -> None:
-        """`patience_s`: for a tokenizer to appear. `deadline` in time.monotonic() seconds.
-        `told`: the answers' beginning, which another gateway had."""
+        """`request`: a PromptRequest of so many choices, serialized, as which it is kept as long as
+        the answer lasts. `patience_s`: for a tokenizer to appear. `deadline` in time.monotonic()
+        seconds. `told`: the answers' beginning, which another gateway had."""
         self._tokenizers = tokenizers
         self._request = request
         self._patience_s = patience_s
         self._deadline = deadline
         self._traceparent = traceparent
-        self._first: TextDelta | None = None
+        self._first = b""  # delta: as a message it would be a kilobyte
         self._begun: dict[int, _Begun] = {}  # of its choices
         self._pooled: list[int] = []  # the inputs whose numbers came
-        self._unfinished = max(1, request.choices)
+        self._unfinished = max(1, choices)
         self._link_request: LinkRequest | None = None
         self._inbox: list[bytes] = []
         self._unread_bytes = 0
@@ -92,7 +94,7 @@ class TextStream:
         self.record = _NO_RECORD  # what all tokenizers asked told of it
         self.attempts: list[str] = []  # their ids
         for delta in told:
-            self._note(delta)
+            self._note(delta, delta.SerializeToString())
 
     async def batches(self) -> AsyncGenerator[list[TextDelta], None]:
         """What has arrived since the last look, never empty. `end` is set after the last.
@@ -129,10 +131,13 @@ class TextStream:
     async def _open(self) -> LinkRequest:
         peer = await self._tokenizers.pick_least_loaded(self._patience_s)
         self.attempts.append(peer.id)
+        request = self._request
         if self._begun:  # of a pool's numbers, too: they are choice 0
-            self._request.resume.CopyFrom(self._so_far())
+            rest = PromptRequest.FromString(request)
+            rest.resume.CopyFrom(self._so_far())
+            request = rest.SerializeToString()
         self._link_request = asked = peer.link.open(
-            self._request.SerializeToString(),
+            request,
             deadline=self._deadline,
             traceparent=self._traceparent,
             on_item=self._on_item,
@@ -181,14 +186,14 @@ class TextStream:
     def _take(self) -> list[TextDelta]:
         inbox, self._inbox, self._unread_bytes = self._inbox, [], 0
         deltas = [TextDelta.FromString(payload) for payload in inbox]
-        for delta in deltas:
-            self._note(delta)
+        for delta, payload in zip(deltas, inbox, strict=True):
+            self._note(delta, payload)
         return deltas
 
-    def _note(self, delta: TextDelta) -> None:
-        """Keeps what another tokenizer would have to know."""
-        if self._first is None:
-            self._first = delta if not delta.pooled else _without_numbers(delta)
+    def _note(self, delta: TextDelta, payload: bytes) -> None:
+        """Keeps what another tokenizer would have to know. `payload`: the same, serialized."""
+        if not self._first:
+            self._first = payload if not delta.pooled else _without_numbers(delta)
         if (begun := self._begun.get(delta.choice)) is None:
             begun = self._begun[delta.choice] = _Begun(delta.usage.cached_tokens)
         if delta.HasField("usage"):
@@ -209,7 +214,7 @@ class TextStream:
 
     def _so_far(self) -> Resume:
         """What another tokenizer goes on behind."""
-        assert self._first is not None
+        first = TextDelta.FromString(self._first)
         choices = [
             Resume.Begun(
                 choice=choice,
@@ -223,10 +228,10 @@ class TextStream:
             for choice, begun in self._begun.items()
         ]
         return Resume(
-            plan=self._first.plan,
-            prompt_digest=self._first.prompt_digest,
-            checkpoint=self._first.checkpoint,
-            policy=self._first.policy,
+            plan=first.plan,
+            prompt_digest=first.prompt_digest,
+            checkpoint=first.checkpoint,
+            policy=first.policy,
             choices=choices,
             pooled=self._pooled,
         )
@@ -245,14 +250,15 @@ class TextStream:
         return self._losses <= MAX_LOSSES
 
 
-def _without_numbers(delta: TextDelta) -> TextDelta:
+def _without_numbers(delta: TextDelta) -> bytes:
     """What is kept of a pool's first delta."""
-    return TextDelta(
+    kept = TextDelta(
         plan=delta.plan,
         prompt_digest=delta.prompt_digest,
         checkpoint=delta.checkpoint,
         policy=delta.policy,
     )
+    return kept.SerializeToString()
 
 
 def client_too_slow() -> PenstockError:

@@ -34,7 +34,7 @@ async def tokens_of(
     with gateway.telemetry.span("tokenize") as span:
         stream = TextStream(
             gateway.tokenizers,
-            request,
+            request.SerializeToString(),
             patience_s=own.tokenizer_patience_s,
             deadline=time.monotonic() + own.request_timeout_s,
             traceparent=traceparent(span),

@@ -31,6 +31,7 @@ from services.gateway.stores.on_the_way import OnTheWay, Place
 from services.gateway.stores.outcomes import Outcomes
 from services.gateway.stores.retrieval_client import INDEX_PATIENCE_S, RetrievalClient
 from services.gateway.stores.searchable import Searchable
+from services.gateway.stores.served_embedders import ServedEmbedders
 from services.gateway.stores.store_files import (
     NO_ATTRIBUTES,
     AttachedFile,
@@ -56,6 +57,7 @@ _FOR_NOW = ("rate_limit_exceeded", "limits_unavailable")  # for which a file wai
 _AWAY = frozenset(
     {
         "blobs_unavailable",
+        "embedder_away",
         "other_embedders",
         "queue_full",
         "retrieval_outdated",
@@ -96,12 +98,13 @@ class Indexing:
         telemetry: Telemetry,
         jobs: Jobs,
         standing: Standing,
+        embedders: ServedEmbedders,
         max_chars: int,
     ) -> None:
         """`max_chars`: of one file's text, which retrieval takes."""
         self.places = Places(_AT_ONCE)
         self.on_the_way = OnTheWay()
-        self.searchable = Searchable(files, records, retrieval, telemetry)
+        self.searchable = Searchable(files, records, retrieval, telemetry, embedders)
         self._outcomes = Outcomes(records, self.searchable)
         self._files = files
         self._records = records
@@ -218,12 +221,15 @@ class Indexing:
             who = await self._standing.of(task.who)
             named = await self._records.embedding_model(job.queue.tenant, task.store)
             metered = await self._let_in(who, job, attached, named)
+            used = Usage()  # of a served model, whose work is not free where it is given up
+            metered.usage = lambda: used
             try:
                 async with asyncio.timeout(INDEXING_S):
                     reply = await self.searchable.index(
                         who.caller(task.request_id),
                         attached,
                         self._outcomes.progress(caller, attached),
+                        used,
                         named,
                     )
                 metered.usage = lambda: Usage(prompt_tokens=reply.tokens)

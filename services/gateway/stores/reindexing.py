@@ -228,11 +228,13 @@ class Reindexing:
         id = f"{attached.id}:{attached.attachment}:{round.embedder}"
         most = (of_bytes(min(attached.bytes, self._most_chars)), 0)
         async with self._meter.run(who, id, ROUTE, model, most) as metered:
+            used = Usage()
+            metered.usage = lambda: used
             async with asyncio.timeout(INDEXING_S):
                 tell = self._looking(tenant, attached)
                 caller = who.caller(round.request_id)
                 reply = await self._searchable.index(
-                    caller, attached, tell, round.model, reindexing=True
+                    caller, attached, tell, used, round.model, reindexing=True
                 )
             metered.usage = lambda: Usage(prompt_tokens=reply.tokens)
             await self._meter.settle(metered)

@@ -24,6 +24,7 @@ from services.common.spans import Span
 from services.common.transport import Channel, Transport
 from services.gateway import metrics
 from services.gateway.stores.retrieval_needs import connected, needs, outdated
+from services.gateway.stores.served_embedders import Embed
 
 INDEX_TIMEOUT_S = 2400.0  # a whole file is read, cut and embedded
 INDEX_PATIENCE_S = 300.0  # until a replica is there
@@ -47,7 +48,7 @@ _ELSEWHERE = frozenset({"timeout", "store_slow", "store_away", "store_failed", "
 _LOST = frozenset({"unreachable", "draining", "other_policy", "other_embedders"})
 
 
-Hear = Callable[[Any], Awaitable[None]]
+Hear = Callable[[Any], Awaitable[Any]]
 Tell = Callable[[retrieval_pb2.IndexProgress], Awaitable[None]]
 
 
@@ -166,20 +167,26 @@ class RetrievalClient:
         request: retrieval_pb2.IndexRequest,
         span: Span,
         tell: Tell,
+        embed: Embed | None = None,
     ) -> retrieval_pb2.IndexReply:
         """Sent once: UNAVAILABLE ("index_lost") when the replica is lost over it. What is indexed
-        anew is found meanwhile, and whoever asks for it tells what he waits for."""
+        anew is found meanwhile, and whoever asks for it tells what he waits for. `embed`: by a
+        served model, which does that."""
         reply = retrieval_pb2.IndexReply()
 
-        async def hear(news: retrieval_pb2.IndexNews) -> None:
+        async def hear(news: retrieval_pb2.IndexNews) -> retrieval_pb2.IndexTurn | None:
+            if news.HasField("wanted") and embed is not None:
+                return retrieval_pb2.IndexTurn(vectors=await embed(news.wanted.texts, span))
             if news.HasField("reply"):
                 reply.CopyFrom(news.reply)
             else:
                 await tell(news.progress)
+            return None
 
         patience_s = self._patience_s if request.reindexing else INDEX_PATIENCE_S
         bounds = _Bounds(INDEX_TIMEOUT_S, patience_s)
-        await self._call("Index", request, span, bounds, None, hear)
+        method = "Index" if embed is None else "IndexServed"
+        await self._call(method, request, span, bounds, None, hear)
         return reply
 
     async def read(
@@ -227,7 +234,7 @@ class RetrievalClient:
             request.policy = self._policy.current.digest
         began = time.monotonic()
         failure = _nobody()
-        once, needed = method == "Index", needs(request)
+        once, needed = method.startswith("Index"), needs(method, request)
         while True:
             replicas = random.sample(list(self._channels), len(self._channels))
             for replica in replicas:
@@ -314,6 +321,10 @@ async def _call_one(
 ) -> Any:
     stub = retrieval_pb2_grpc.RetrievalStub(channel)
     try:
+        told: Any = {"span": span, "timeout_s": timeout_s, "stage": "retrieval"}
+        if method == "IndexServed" and hear is not None:
+            first = retrieval_pb2.IndexTurn(request=request)
+            return await unary.converse(stub.IndexServed, first, hear, **told)
         if hear is not None:
             return await unary.follow(
                 getattr(stub, method),

@@ -18,20 +18,22 @@ from services.common.retrieval_abilities import (
     RANKING,
     READING,
     REINDEXING,
+    VECTORS,
 )
 
 _CONNECT_S = 5.0
 
 
-def needs(request: Any) -> frozenset[str]:
+def needs(method: str, request: Any) -> frozenset[str]:
     """Which abilities; without them it would leave out a part of the request."""
-    found = set[str]()
+    found = set[str]({VECTORS} if method == "IndexServed" else ())
     if isinstance(request, SearchRequest | IndexRequest):
         found.update({EMBEDDERS} if request.embedder else ())
     if isinstance(request, SearchRequest):
         found.update({FILTERS} if request.HasField("filter") else ())
         found.update({RANKING} if request.HasField("ranking") else ())
         found.update({LATE} if request.ranking.late_weight else ())
+        found.update({VECTORS} if request.HasField("vector") else ())
     if isinstance(request, IndexRequest):
         found.update({BLOBS} if request.blob else ())
         found.update({REINDEXING} if request.reindexing else ())

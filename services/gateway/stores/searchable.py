@@ -4,10 +4,9 @@ What is searchable comes in order by revisions, which the records give (decision
 """
 
 import asyncio
-from collections.abc import Callable
 
 from protos import retrieval_pb2
-from protos.common_pb2 import Caller
+from protos.common_pb2 import Caller, Usage
 from protos.retrieval_pb2 import (
     IndexReply,
     IndexRequest,
@@ -16,8 +15,10 @@ from protos.retrieval_pb2 import (
     SetAttributesRequest,
 )
 from services.common.telemetry import Telemetry
+from services.gateway.intake import Holding
 from services.gateway.stores.files import Files
 from services.gateway.stores.retrieval_client import RetrievalClient, Tell
+from services.gateway.stores.served_embedders import ServedEmbedders
 from services.gateway.stores.store_files import (
     AttachedFile,
     Attachment,
@@ -25,8 +26,6 @@ from services.gateway.stores.store_files import (
     attribute_values,
 )
 from services.gateway.stores.store_records import StoreRecords
-
-Hold = Callable[[int], None]
 
 
 class Searchable:
@@ -38,23 +37,27 @@ class Searchable:
         records: StoreRecords,
         retrieval: RetrievalClient,
         telemetry: Telemetry,
+        embedders: ServedEmbedders,
     ) -> None:
         self._files = files
         self._records = records
         self._retrieval = retrieval
         self._telemetry = telemetry
+        self._embedders = embedders
 
     async def index(
         self,
         caller: Caller,
         attached: AttachedFile,
         tell: Tell,
+        used: Usage,
         model: str = "",
         *,
         reindexing: bool = False,
     ) -> IndexReply:
         """Cancelled, where nobody wants it any more. `model`: the embedding model's name, as the
-        store's record has it. `reindexing`: unless that model has."""
+        store's record has it. `used`: a served one's tokens so far. `reindexing`: unless that
+        model has."""
         place = (attached.store, attached.id)
         revision = await self._records.revise(caller.tenant, *place, attached.attachment)
         if not revision:
@@ -72,9 +75,10 @@ class Searchable:
             embedder=model,
         )
         with self._telemetry.lone_span("index file", file_id=attached.id) as span:
-            return await self._retrieval.index(request, span, tell)
+            embed = self._embedders.of_file(caller, model, attached.id, used)
+            return await self._retrieval.index(request, span, tell, embed)
 
-    async def text_of(self, caller: Caller, attached: AttachedFile, hold: Hold) -> str:
+    async def text_of(self, caller: Caller, attached: AttachedFile, hold: Holding) -> str:
         """What searches could find of it, as one text. Raises INVALID_ARGUMENT for a document that
         cannot be read, and what `hold` (of so many bytes) does."""
         request = ReadRequest(

@@ -10,6 +10,7 @@ from services.gateway.identity.principal import Principal
 from services.gateway.metering.estimate import of_texts
 from services.gateway.metering.prices import Cost
 from services.gateway.parts import Gateway
+from services.gateway.runs.questions import Questions
 from services.gateway.runs.reranking import Reranking
 from services.gateway.stores.retrieval_client import RetrievalClient
 
@@ -54,7 +55,7 @@ async def search(
     chosen = unready.models.get(asked.store, "")
     embedder, no_model = searched_by(gateway.retrieval, chosen)
     model = embedder or model
-    reranking = Reranking(gateway, asked.ranking)
+    reranking, questions = Reranking(gateway, asked.ranking), Questions(gateway, embedder)
     requests = [
         SearchRequest(
             caller=principal.caller(request_id),
@@ -75,6 +76,7 @@ async def search(
     expected = (of_texts(asked.queries), 0)
     with gateway.telemetry.lone_span("search", request_id=request_id) as span:
         async with gateway.meter.run(principal, request_id, route, model, expected) as metered:
+            await questions.embed(principal, metered, requests, span, Record())
             searches = [
                 asyncio.create_task(
                     gateway.retrieval.search(reranking.widened(request), span, Record())
@@ -86,6 +88,7 @@ async def search(
             finally:
                 for one in searches:
                     one.cancel()
+            no_vectors = questions.settle(replies)
             used = usage_of(replies)
             metered.usage = lambda: used
             found = list(zip(requests, replies, strict=True))
@@ -96,6 +99,7 @@ async def search(
     warnings = [
         unready.warning(),
         no_model,
+        no_vectors,
         stale_warning(age_s) if stale else "",
         *model_warnings(replies),
     ]

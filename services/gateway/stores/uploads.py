@@ -1,11 +1,13 @@
 """Files that are uploaded in parts (decision 0068): these are blobs of their own until the upload
 is completed, which makes a file of them, cancelled or an hour old."""
 
+import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from services.common.blobs import Blobs, NoBlobError
 from services.common.config import GatewaySettings
@@ -50,6 +52,7 @@ class Uploads:
         self._blobs = blobs
         self._files = files
         self._script = Script(redis, _SOURCE)
+        self._completing: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def create(
         self, tenant: str, filename: str, size: int, purpose: Purpose, file_expires_s: int | None
@@ -123,7 +126,16 @@ class Uploads:
     ) -> tuple[UploadRecord, FileRecord | None]:
         """The file that it has become: the parts in this order. One that was completed before is
         told again, as a retry asks for it; None: its file is gone. Raises INVALID_ARGUMENT for
-        parts that are not all of its bytes, or not those of the checksum."""
+        parts that are not all of its bytes, or not those of the checksum.
+
+        One call of an upload at a time: each writes all of its bytes once more, which count as
+        nobody's until it is completed."""
+        async with self._completing.setdefault((tenant, id), asyncio.Lock()):
+            return await self._complete(tenant, id, part_ids, md5)
+
+    async def _complete(
+        self, tenant: str, id: str, part_ids: Sequence[str], md5: str
+    ) -> tuple[UploadRecord, FileRecord | None]:
         kept = await self._read(tenant, id)
         record = kept.record
         if record.state == "completed":

@@ -34,7 +34,7 @@ _OUTAGES = frozenset(
 class Embedded(NamedTuple):
     """A query, as the model reads it."""
 
-    vector: np.ndarray  # at unit length
+    vector: np.ndarray  # at unit length; empty: there is none, its words are looked for alone
     tokens: int
     late: np.ndarray  # its tokens' vectors (token_vectors.py)
 
@@ -157,6 +157,8 @@ class _Asked(NamedTuple):
         told.CopyFrom(request)
         for field in ("caller", "collections", "query", "judged", "policy", *_HOW_OLD):
             told.ClearField(field)
+        if told.HasField("vector"):  # by a machine's rounding it is another each time
+            del told.vector.values[:]
         told.caller.tenant = request.caller.tenant
         told.collections.extend(sorted(set(request.collections)))
         kind = told.SerializeToString(deterministic=True)

@@ -1,9 +1,10 @@
 """A document's revision while it is written, and its chunks as points."""
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 
@@ -47,9 +48,6 @@ def of_collection(tenant: str, collection: str) -> tuple[Condition, ...]:
 def point_of(
     draft: Draft, position: int, chunk: Chunk, vector: np.ndarray, tokens: str, of: int
 ) -> Point:
-    # The id follows from what the point is: a write that is repeated adds nothing.
-    version = draft.revision, draft.digest
-    whose = (draft.tenant, draft.collection, draft.source_id, *version, position)
     payload: dict[str, Any] = {
         SCOPE: DRAFT,
         TENANT: draft.tenant,
@@ -70,8 +68,17 @@ def point_of(
         TOKENS: tokens,
     }
     return Point(
-        id=str(uuid.uuid5(uuid.NAMESPACE_OID, repr(whose))),
+        id=_id_of(draft, position),
         dense=vector,
         sparse=words.of_passage(f"{chunk.title}\n{chunk.text}"),
         payload=payload,
     )
+
+
+def _id_of(draft: Draft, position: int) -> str:
+    """It follows from what the point is: a write that is repeated adds nothing. Those of a text's
+    chunks follow on each other, so that a search knows without reading them what is beside what.
+    """
+    whose = draft.tenant, draft.collection, draft.source_id, draft.revision, draft.digest
+    text = blake2b(repr(whose).encode(), digest_size=12).digest()
+    return str(UUID(bytes=text + position.to_bytes(4)))

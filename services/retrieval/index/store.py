@@ -42,6 +42,7 @@ from services.retrieval.index.points import (
     Question,
     Weights,
     Within,
+    best_of,
 )
 from services.retrieval.index.scopes import scope_of
 
@@ -81,8 +82,9 @@ class Store:
         closely: int = 0,
     ) -> Found:
         """The best of the nearest chunks by cosine, and of those that share the rarest words with
-        the text; how rare a word is does not depend on `only`. `closely`: of how many of them the
-        tokens are told, too. Raises INVALID_ARGUMENT ("filters_too_costly").
+        the text; how rare a word is does not depend on `only`. With an empty vector the latter
+        alone. `closely`: of how many of them the tokens are told, too. Raises INVALID_ARGUMENT
+        ("filters_too_costly").
         """
         corpus = Is(SCOPE, tuple(scope_of(tenant, one) for one in collections))
         where = Every((corpus, only)) if only is not None else corpus
@@ -90,9 +92,15 @@ class Store:
             await self._refuse_costly(tenant, corpus, only)
         sparse = words.of_question(text)
         question = Question(where, corpus, limit, vector, sparse, weights, closely)
-        return await self._calls.read(
+        if not vector.size:
+            question = Question(where, corpus, limit, None, sparse)
+        found = await self._calls.read(
             "search", tenant, lambda points: points.search(question, self._model)
         )
+        if vector.size:
+            return found
+        by_words = best_of([found.hits, found.earlier], limit)
+        return Found([], by_words, found.incomplete)
 
     async def _refuse_costly(self, tenant: str, corpus: Condition, only: Condition) -> None:
         each = effort.of_each_chunk(only)

@@ -120,6 +120,11 @@ async def may_refuse(parts: Parts, policy: Policy) -> bool:
     return any("uploads" in rule.where and rule.action == "refuse" for rule in rules)
 
 
+async def looks_at_meaning(parts: Parts, policy: Policy) -> bool:
+    """Whether any rule is about what an upload means."""
+    return any("uploads" in one.rule.where for one in await parts.prototypes.of(policy))
+
+
 async def check_meaning(parts: Parts, policy: Policy, vectors: np.ndarray, span: Span) -> None:
     """The same of what an upload's chunks mean."""
     for prototype in await parts.prototypes.of(policy):

@@ -16,13 +16,15 @@ from services.retrieval.embedding_model import EmbeddingModel
 from services.retrieval.index.calls import Calls
 from services.retrieval.index.store import Store
 from services.retrieval.prototypes import Prototypes
+from services.retrieval.served_model import ServedModel
 
 
 @dataclass(frozen=True)
 class OfModel:
-    """What is another for each embedding model."""
+    """What is another for each embedding model. A served one has the first's, but for its points:
+    that cuts its documents, and compares their meaning with the policy's rules."""
 
-    model: EmbeddingModel
+    model: EmbeddingModel | ServedModel
     chunkers: Chunkers
     embedder: Embedder
     store: Store
@@ -34,7 +36,7 @@ class Parts:
     settings: RetrievalSettings
     blobs: Blobs
     telemetry: Telemetry
-    model: EmbeddingModel
+    model: EmbeddingModel | ServedModel
     chunkers: Chunkers
     embedder: Embedder
     calls: Calls

@@ -5,8 +5,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import numpy as np
+
 from protos import retrieval_pb2 as pb
-from services.common.errors import unavailable
+from services.common.errors import invalid, unavailable
 from services.common.policy import Subject
 from services.common.spans import Span
 from services.retrieval import metrics, requests
@@ -17,9 +19,11 @@ from services.retrieval.pipeline.judging import check_passages, checked, policy_
 from services.retrieval.pipeline.parts import Parts
 from services.retrieval.search.passages import passages_of
 from services.retrieval.search.ranking import CLOSELY, beside, by_tokens
+from services.retrieval.served_model import ServedModel
 from services.retrieval.token_vectors import few
 
 _FETCHED = 24  # passages at least, by meaning and by words
+_NO_TOKENS = np.empty((0, 1), np.float32)
 _EMBEDDING_SHARE = 0.5  # of a search's time, at most: the store is to have some, too
 
 
@@ -53,6 +57,11 @@ async def _embedded(
     parts: Parts, request: pb.SearchRequest, span: Span, within_s: float
 ) -> Embedded:
     """A question longer than the window is embedded by its two ends; the span says so."""
+    if isinstance(parts.model, ServedModel):
+        return _told(parts.model, request)
+    if request.HasField("vector"):
+        why = f"{parts.model.name!r} is one of retrieval's own embedding models"
+        raise invalid(f"vector: {why}", "vector", stage="retrieval")
     tenant = request.caller.tenant
     with parts.telemetry.span("embed", span) as step:
         async with stage("the embedding model", "embedder_slow", within_s):
@@ -64,10 +73,20 @@ async def _embedded(
     return Embedded(read.vector, len(query.ids), few(read.tokens))
 
 
+def _told(model: ServedModel, request: pb.SearchRequest) -> Embedded:
+    """By who asks; what it cost he knows. Without it the words are looked for alone."""
+    vector = np.empty(0, np.float32)
+    if request.HasField("vector"):
+        (vector,) = model.vectors([request.vector], 1)
+    return Embedded(vector, 0, _NO_TOKENS)
+
+
 async def _looked_up(
     parts: Parts, request: pb.SearchRequest, query: Embedded, span: Span, within_s: float
 ) -> pb.SearchReply:
     weights = _weights(request.ranking)
+    if not len(query.late):  # of a served model's texts none are kept
+        weights = weights._replace(late=0.0)
     with parts.telemetry.span("store", span, kind=parts.calls.kind) as step:
         async with stage("the vector store", "store_slow", within_s):
             found = await parts.store.search(

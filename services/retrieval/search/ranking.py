@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.retrieval.index.points import TOKENS, Hit, Weights
-from services.retrieval.token_vectors import unit, unpacked
+from services.retrieval.token_vectors import unpacked
 
 CLOSELY = 24  # of the best are looked at by their tokens
 _ALIKE = 1e-6  # what differs by less does not differ
@@ -43,8 +43,9 @@ def _late(question: np.ndarray, passages: Sequence[np.ndarray]) -> np.ndarray:
     have, and what none has, says nothing.
     """
     starts = np.cumsum([0, *map(len, passages[:-1])])
-    tokens = unit(np.concatenate(passages))
-    nearest = np.maximum.reduceat(question @ tokens.T, starts, axis=1)
+    tokens = np.concatenate(passages).astype(np.float32)
+    lengths = np.sqrt(np.einsum("td,td->t", tokens, tokens)) + np.float32(_ALIKE)
+    nearest = np.maximum.reduceat(question @ tokens.T / lengths, starts, axis=1)
     weights = nearest.std(axis=1) + _ALIKE
     late: np.ndarray = weights @ nearest / weights.sum()
     return late

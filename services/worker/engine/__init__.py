@@ -12,6 +12,7 @@
     plan.py        a step as plain arrays
     steps.py       runs them, and finds whose fault it is when one fails
     runner.py      a device: cpu_runner.py on the C++ kernels, torch_runner.py
+    executor.py    where that is: this process, or ranks in others (parallel/)
     grammar/       structured output: what may be sampled next
     pooling.py     numbers in place of tokens: embeddings, scores
     models/        the model families, each said once for all runners
@@ -71,6 +72,7 @@ from services.worker.engine.outputs import (
     RequestError,
     RequestOutput,
     StepOutput,
+    TierCounts,
     Timeline,
     Usage,
 )
@@ -95,6 +97,7 @@ __all__ = [
     "Sampling",
     "SharedRef",
     "StepOutput",
+    "TierCounts",
     "Timeline",
     "Usage",
 ]

@@ -5,8 +5,12 @@ The pool knows block numbers only; the tensor behind them is the runner's (`kv_c
 A block is in one of three states:
 
     held     in `ref_count` block tables (more than one: a shared prefix)
-    cached   in no table, but its content is kept under its hash until the block is needed
+    cached   in no table, but its content is kept under its name until the block is needed
     empty    in no table, and nothing worth keeping
+
+A name is a hash of all tokens up to the block's last, and the KV group whose layers the block holds
+(kv_groups.py). A model of one group has one block for a hash. Events and `snapshot` tell of group 0
+alone, whose layers see furthest.
 
 Contracts
 - One owner. Only the scheduler calls `acquire`, `allocate`, `publish` and `free`, and it frees each
@@ -20,15 +24,26 @@ Contracts
 - `allocate` takes empty blocks first, then the least recently freed cached block, whose hash it
   withdraws (an `evicted` event) before handing the block out. `free` takes a table's blocks from
   its end, so that of one prefix the tail is evicted before the head it depends on. Blocks that
-  nobody is likely to ask for again are evicted before all others.
+  nobody is likely to ask for again are evicted before all others. Groups share one order.
+- What `allocate` evicts is told by `take_evicted`, to be copied out before a step writes over it;
+  but for blocks that are not worth that.
 - Events are in the order in which `match` would have noticed. Replaying a suffix of them on a later
   `snapshot` gives that snapshot again.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from services.worker.engine.outputs import KvEvents
+
+
+class Evicted(NamedTuple):
+    """A block that holds something else from the next step on."""
+
+    block_hash: bytes
+    group: int
+    block: int
 
 
 class IntegrityError(Exception):
@@ -36,18 +51,22 @@ class IntegrityError(Exception):
 
 
 class BlockPool:
-    """`num_blocks` blocks, numbered from 0, of `block_size` tokens each."""
+    """`num_blocks` blocks, numbered from 0, of `block_size` tokens each and of `num_groups`."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_groups: int = 1) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._ref_counts = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
-        self._block_of: dict[bytes, int] = {}
+        self._group_of = [0] * num_blocks
+        """Of those that have a hash."""
+        self._block_of: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+        """By group and hash."""
         self._empty = list(range(num_blocks - 1, -1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
-        """Least recently freed first."""
+        self._cached: OrderedDict[int, bool] = OrderedDict()
+        """Least recently freed first; whether it is worth being copied out when it is evicted."""
         self._events: list[KvEvents] = []
+        self._evicted: list[Evicted] = []
 
     @property
     def num_free(self) -> int:
@@ -57,16 +76,24 @@ class BlockPool:
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
 
-    def match(self, hashes: Iterable[bytes]) -> list[int]:
+    def match(self, hashes: Iterable[bytes], group: int = 0) -> list[int]:
         """Blocks of the longest leading run of `hashes` that is in the cache. Takes nothing: they
         are the caller's only after `acquire`, before anything else is allocated."""
-        blocks = []
+        blocks, block_of = [], self._block_of[group]
         for block_hash in hashes:
-            block = self._block_of.get(block_hash)
+            block = block_of.get(block_hash)
             if block is None:
                 break
             blocks.append(block)
         return blocks
+
+    def holds(self, block_hash: bytes, group: int) -> bool:
+        """Whether `match` would find it."""
+        return block_hash in self._block_of[group]
+
+    def find(self, block_hash: bytes, group: int) -> int | None:
+        """The block that `match` would find."""
+        return self._block_of[group].get(block_hash)
 
     def num_unheld(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` are in no table: by so much `acquire` would lessen `num_free`."""
@@ -91,13 +118,16 @@ class BlockPool:
             self._ref_counts[block] = 1
         return blocks
 
-    def publish(self, block: int, block_hash: bytes) -> None:
+    def publish(self, block: int, block_hash: bytes, group: int = 0) -> None:
         """Names the content of a held block, which is complete and changes no more."""
-        if self._hash_of[block] is not None or block_hash in self._block_of:
+        block_of = self._block_of[group]
+        if self._hash_of[block] is not None or block_hash in block_of:
             return
         self._hash_of[block] = block_hash
-        self._block_of[block_hash] = block
-        self._record(True, block_hash)
+        block_of[block_hash] = block
+        self._group_of[block] = group
+        if not group:
+            self._record(True, block_hash)
 
     def withdraw(self, blocks: Iterable[int]) -> None:
         """Takes the names off those of `blocks` that have a single holder: their content proved
@@ -105,6 +135,16 @@ class BlockPool:
         for block in blocks:
             if self._ref_counts[block] == 1 and self._hash_of[block] is not None:
                 self._unname(block)
+
+    def forget(self, hashes: Iterable[bytes], group: int = 0) -> None:
+        """Takes these names off the group's blocks that nobody holds: the same of what was given
+        back since."""
+        for block_hash in hashes:
+            block = self._block_of[group].get(block_hash)
+            if block is not None and not self._ref_counts[block]:
+                del self._cached[block]
+                self._unname(block)
+                self._empty.append(block)
 
     def free(self, blocks: Sequence[int], lasting: int | None = None) -> None:
         """Ends one holder's hold on each block of its table, given in the table's order. `lasting`:
@@ -117,20 +157,32 @@ class BlockPool:
                 if self._hash_of[block] is None:
                     self._empty.append(block)
                 else:
-                    self._cached[block] = None
+                    self._cached[block] = True
         if lasting is not None:
             for block in blocks[lasting:]:
                 if block in self._cached:
+                    self._cached[block] = False
                     self._cached.move_to_end(block, last=False)
 
+    def forgo(self, blocks: Iterable[int]) -> None:
+        """Those of them that nobody holds are not worth being copied out when they are evicted."""
+        for block in blocks:
+            if block in self._cached:
+                self._cached[block] = False
+
     def snapshot(self) -> list[bytes]:
-        """All visible hashes."""
-        return list(self._block_of)
+        """All visible hashes of group 0."""
+        return list(self._block_of[0])
 
     def take_events(self) -> list[KvEvents]:
         """What changed in `snapshot` since the last call."""
         events, self._events = self._events, []
         return events
+
+    def take_evicted(self) -> list[Evicted]:
+        """What was evicted since the last call, and is worth being copied out."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Raises IntegrityError unless the pool agrees with itself and with all block tables."""
@@ -146,7 +198,10 @@ class BlockPool:
         free = [*self._empty, *self._cached]
         if sorted(free) != [b for b in range(self.num_blocks) if counts[b] == 0]:
             raise IntegrityError("the free blocks are not exactly those that nobody holds")
-        named = {h: b for b, h in enumerate(self._hash_of) if h is not None}
+        named: list[dict[bytes, int]] = [{} for _ in self._block_of]
+        for block, block_hash in enumerate(self._hash_of):
+            if block_hash is not None:
+                named[self._group_of[block]][block_hash] = block
         if named != self._block_of:
             raise IntegrityError("hashes and blocks do not name each other")
         if any(self._hash_of[b] is not None for b in self._empty):
@@ -155,16 +210,20 @@ class BlockPool:
             raise IntegrityError("a cached block has no hash")
 
     def _evict(self) -> int:
-        block, _ = self._cached.popitem(last=False)
+        block, lasts = self._cached.popitem(last=False)
+        block_hash = self._hash_of[block]
+        if lasts and block_hash is not None:
+            self._evicted.append(Evicted(block_hash, self._group_of[block], block))
         self._unname(block)
         return block
 
     def _unname(self, block: int) -> None:
         block_hash = self._hash_of[block]
         assert block_hash is not None
-        self._hash_of[block] = None
-        del self._block_of[block_hash]
-        self._record(False, block_hash)
+        group, self._hash_of[block] = self._group_of[block], None
+        del self._block_of[group][block_hash]
+        if not group:
+            self._record(False, block_hash)
 
     def _record(self, stored: bool, block_hash: bytes) -> None:
         if not self._events or self._events[-1].stored != stored:

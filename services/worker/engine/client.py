@@ -9,9 +9,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from services.worker.engine import kv_payload, wire
+from services.worker.engine.adapters import Adapter
 from services.worker.engine.config import EngineConfig
+from services.worker.engine.how_it_ended import how_it_ended
 from services.worker.engine.messages import KvBlocks, Request
 from services.worker.engine.outputs import ModelInfo, StepOutput
 
@@ -67,7 +70,11 @@ class EngineClient:
         self._unfinished: set[str] = set()
         self._snapshots: dict[int, asyncio.Future[list[bytes]]] = {}
         self._snapshots_asked = 0
+        self._loads: dict[int, asyncio.Future[str]] = {}
+        self._loads_asked = 0
         self._receiving: asyncio.Task[None] | None = None
+        self._begun = asyncio.Event()
+        """Who started it has the ModelInfo, and may be told of steps."""
         self._stopping = False
         self._closed = asyncio.Event()
         self._death: EngineDied | None = None
@@ -89,7 +96,8 @@ class EngineClient:
     async def start(self) -> ModelInfo:
         """Starts the process and returns when the model is loaded. Raises EngineLoadError.
 
-        If the waiting is cancelled, the process is ended.
+        Steps are told of from then on: there may be some before anything was asked for. If the
+        waiting is cancelled, the process is ended.
         """
         commands, their_commands = socket.socketpair()
         transfers, their_transfers = socket.socketpair()
@@ -115,6 +123,8 @@ class EngineClient:
             self._stopping = True
             self._kill()
             raise
+        finally:
+            self._begun.set()
 
     def _environment(self) -> dict[str, str]:
         path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -157,6 +167,20 @@ class EngineClient:
         self._send(("snapshot", number))
         return await answer
 
+    async def load_adapter(self, adapter: Adapter) -> str:
+        """Requests may name it, once this has returned nothing; else it is why not."""
+        self._loads_asked += 1
+        number = self._loads_asked
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._loads[number] = answer
+        self._send(("load_adapter", number, adapter))
+        return await answer
+
+    def drop_adapter(self, id: str) -> None:
+        """Requests that were added before have it to their end; no others get it. Its place is free
+        for another one then, whose loading fails until it is."""
+        self._send(("drop_adapter", id))
+
     async def drain(self) -> None:
         """Waits until the `write_kv`s given so far fit the socket's buffer: flow control."""
         if self._transfers:
@@ -185,7 +209,7 @@ class EngineClient:
     ) -> None:
         """Handles messages until the process ends, then settles every future."""
         assert self._process is not None
-        reason = ""
+        failed: wire.Failure | None = None
         try:
             while True:
                 message = await _read(reader)
@@ -201,21 +225,26 @@ class EngineClient:
                         answer = self._snapshots.pop(message.number)
                         if not answer.done():
                             answer.set_result(message.hashes)
+                    case wire.Done():
+                        loaded = self._loads.pop(message.number)
+                        if not loaded.done():
+                            loaded.set_result(message.why_not)
                     case ModelInfo():
                         self.info = message
                         if not ready.done():
                             ready.set_result(message)
+                        await self._begun.wait()
                     case wire.Failure():
-                        reason = message.message
+                        failed = message
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the process has gone, or is about to
         except Exception as error:
             log.exception("on_step failed; ending the engine")
-            reason = f"on_step failed: {error!r}"
+            failed = wire.Failure(f"on_step failed: {error!r}")
             self._kill()
-        await self._settle(reason, ready)
+        await self._settle(failed, ready)
 
-    async def _settle(self, reason: str, ready: asyncio.Future[ModelInfo]) -> None:
+    async def _settle(self, failed: wire.Failure | None, ready: asyncio.Future[ModelInfo]) -> None:
         assert self._process is not None
         for writer in (self._writer, self._transfers):
             if writer is not None:
@@ -223,10 +252,11 @@ class EngineClient:
         status = await self._process.wait()
         kv_payload.sweep()
         died = EngineDied(
-            reason or f"the engine process {_how_it_ended(status)}",
-            killed=status == -signal.SIGKILL and not reason,
+            failed.message if failed else f"the engine process {how_it_ended(status)}",
+            killed=failed.killed if failed else status == -signal.SIGKILL,
         )
-        for answer in self._snapshots.values():
+        asked: list[asyncio.Future[Any]] = [*self._snapshots.values(), *self._loads.values()]
+        for answer in asked:
             if not answer.done():
                 answer.set_exception(died)
         if not ready.done():
@@ -239,13 +269,6 @@ class EngineClient:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
-
-
-def _how_it_ended(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    told = f"was ended by signal {-status} ({signal.strsignal(-status)})"
-    return f"{told}, the kernel's where memory runs out" if status == -signal.SIGKILL else told
 
 
 async def _read(reader: asyncio.StreamReader) -> object:

@@ -15,25 +15,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.cpu.library import Library
-from kernels.cpu.matrix import PANEL, Matrix, elements_of, grouped, quantized
+from kernels.cpu.matrix import (
+    NARROW,
+    PANEL,
+    Held,
+    Matrix,
+    elements_of,
+    grouped,
+    in_e4m3,
+    quantized,
+)
 from kernels.cpu.memory import HUGE, LINE, huge_bytes, zeros
 from kernels.cpu.program import Format
 from services.worker.engine import packed_file
 from services.worker.engine.checkpoint import Checkpoint, open_checkpoint
 from services.worker.engine.formats import SOURCES
-from services.worker.engine.formats.stored import Floats, Held, Stored
-from services.worker.engine.model_config import ModelConfig
+from services.worker.engine.formats.stored import Floats, Rounding, Stored
+from services.worker.engine.models.parts import is_router
 from services.worker.engine.models.registry import build_model
+from services.worker.engine.parallel.shard import Shard
 from services.worker.engine.runner import Dtype
 
 log = logging.getLogger(__name__)
 
 _HEADS = {"lm_head", "score"}
-_Rounded = Callable[[Floats], tuple[NDArray[np.generic], NDArray[np.floating]]]
-_ROUNDED: dict[Held, _Rounded] = {"int8": quantized, "int4": grouped}
-_PANELS: dict[Held, str] = {"int8": "int8", "int4": "uint8"}
-"""What panels of them are of; those of rows are of what the program's rows are."""
-_BITS: dict[Held, int] = {"int4": 4, "int8": 8, "": 16}
+_ROUNDED: dict[Held, Rounding] = {
+    "int8": quantized, "int4": grouped, "fp8": in_e4m3, "w8a8": quantized,
+}  # fmt: skip
 _PIECE = 4 * HUGE
 """Bytes that a thread packs at a time. Written in whole huge pages, they lie in such in the page
 cache."""
@@ -53,13 +61,13 @@ class _Part:
     held: Held
     """What its matrix is in; "": as rows are."""
     dtype: str
-    """Of numpy."""
+    """Of numpy; of few bits it is bytes."""
     plus: float
     """What is added to a vector."""
 
     @property
     def end(self) -> int:
-        elements = elements_of(self.n, self.k, self.dtype) if self.in_panels else self.n
+        elements = elements_of(self.n, self.k, self.held) if self.in_panels else self.n
         return self.offset + elements * np.dtype(self.dtype).itemsize
 
 
@@ -71,33 +79,45 @@ class _Layout:
         self, number_format: Format, quantization: str, tensors: Mapping[str, Stored]
     ) -> None:
         self._of_rows = "float32" if number_format == "float32" else "uint16"
-        asked: dict[str, Held] = {"int8": "int8", "int4": "int4"}
-        self._matrices = asked.get(quantization, "")
-        self._tables: Held = "int8" if quantization == "int4" else self._matrices
-        """Of embeddings and heads."""
+        self._matrices: Held = next((one for one in _ROUNDED if one == quantization), "")
+        self._tables: Held = "int8" if self._matrices else ""
+        """Of embeddings and heads, which decide the token."""
         self._tensors = tensors
         self.parts: dict[tuple[str, ...], _Part] = {}
         self.end = 0
 
     def table(self, name: str, rows: int, width: int) -> None:
-        self._add_matrix((f"{name}.weight",), rows, width, self._tables)
+        of_rank = self._tensors[f"{name}.weight"].shape[0]
+        self._add_matrix((f"{name}.weight",), of_rank, width, self._tables, of_rows=False)
 
     def vector(self, name: str, size: int, plus: float = 0.0) -> None:
         self._add_vector((f"{name}.weight",), size, plus)
 
     def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> None:
-        rows = sum(layers.values())
-        asked = self._tables if _HEADS & layers.keys() else self._matrices
-        self._add_matrix(tuple(f"{name}.weight" for name in layers), rows, width, asked)
-        if bias:
-            self._add_vector(tuple(f"{name}.bias" for name in layers), rows)
+        names = tuple(f"{name}.weight" for name in layers)
+        rows = sum(self._tensors[name].shape[0] for name in names)
+        is_head = bool(_HEADS & layers.keys())
+        asked = self._tables if is_head else self._matrices
+        if any(map(is_router, layers)):
+            asked = ""
+        self._add_matrix(names, rows, width, asked, of_rows=not is_head)
+        biases = tuple(f"{name}.bias" for name in layers)
+        if bias and self._tensors.keys() >= {*biases}:
+            self._add_vector(biases, rows)
 
-    def _add_matrix(self, names: tuple[str, ...], n: int, k: int, asked: Held) -> None:
-        """What all its tensors are held in it is in, unless fewer bits are asked for."""
-        all_held = {self._tensors[name].held for name in names}
-        of_file = all_held.pop() if len(all_held) == 1 else ""
-        held = min(of_file, asked, key=lambda one: _BITS[one])
-        self._add(_Part(self.end, names, n, k, True, held, _PANELS.get(held, self._of_rows), 0.0))
+    def _add_matrix(
+        self, names: tuple[str, ...], n: int, k: int, asked: Held, of_rows: bool
+    ) -> None:
+        """What all its tensors are held in it is in, unless fewer bits are asked for. `of_rows`:
+        what meets it may be rounded, too."""
+        first, *others = (self._tensors[name].held for name in names)
+        in_all: list[Held] = [one for one in first if all(one in other for other in others)]
+        if not of_rows and "w8a8" in in_all:
+            in_all.remove("w8a8")
+        known = [*in_all, asked]
+        held = min(known, key=lambda one: (_bits(one), one not in in_all, one != asked))
+        dtype = "uint8" if held else self._of_rows
+        self._add(_Part(self.end, names, n, k, True, held, dtype, 0.0))
 
     def _add_vector(self, names: tuple[str, ...], size: int, plus: float = 0.0) -> None:
         self._add(_Part(self.end, names, size, 1, False, "", "float32", plus))
@@ -108,6 +128,11 @@ class _Layout:
             self.end = -(-part.end // LINE) * LINE
 
 
+def _bits(held: Held) -> int:
+    """Of a number, scales aside."""
+    return NARROW[held].bits if held else 16
+
+
 class CpuWeights:
     """As `Weights`."""
 
@@ -115,7 +140,7 @@ class CpuWeights:
         self,
         library: Library,
         directory: str,
-        model: ModelConfig,
+        shard: Shard,
         dtype: Dtype,
         packed_dir: str | None,
         threads: int,
@@ -123,20 +148,23 @@ class CpuWeights:
     ) -> None:
         """`dtype`: in which is computed. Matrices stored in bfloat16 stay so in any case, but for
         `quantization`, see EngineConfig. `threads`: that pack. Raises UnsupportedModel."""
-        with open_checkpoint(directory, model) as checkpoint:
-            tensors = checkpoint.tensors
+        with open_checkpoint(directory, shard.model) as checkpoint:
+            tensors = shard.parts(checkpoint.tensors)
             self.num_parameters = sum(stored.size for stored in tensors.values())
             self.format: Format = _format(dtype, tensors)
             layout = _Layout(self.format, quantization, tensors)
-            build_model(model, layout)
+            build_model(shard.config, layout)
             for words in _told(layout, tensors):
                 log.warning("%s: %s", directory, words)
-            packer = _Packer(library, checkpoint, layout, threads)
+            packer = _Packer(library, checkpoint, tensors, layout, threads)
             about = (
-                f"{checkpoint.fingerprint} {library.name} {SOURCES} {list(layout.parts.values())}"
+                f"{checkpoint.fingerprint} {library.name} {SOURCES} {list(layout.parts.values())} "
+                f"rank {shard.rank} of {shard.ranks}"
             )
             key = sha256(about.encode()).hexdigest()
             self._parts = layout.parts
+            self.linears: dict[Matrix, dict[str, int]] = {}
+            """Output sizes of a matrix's layers, by name: of all that the model asked for."""
             self._memory, self.place = _take(packer, key, layout.end, packed_dir)
 
     @property
@@ -156,13 +184,17 @@ class CpuWeights:
 
     def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> Matrix:
         names = tuple(f"{name}.weight" for name in layers)
+        biases = tuple(f"{name}.bias" for name in layers)
         part = self._parts[names]
-        return Matrix(
+        found = Matrix(
             self._view(names),
             part.n,
             part.k,
-            self._floats(tuple(f"{name}.bias" for name in layers)) if bias else None,
+            self._floats(biases) if bias and biases in self._parts else None,
+            part.held,
         )
+        self.linears[found] = dict(layers)
+        return found
 
     def _floats(self, names: tuple[str, ...]) -> Floats:
         return self._view(names).view(np.float32)
@@ -187,7 +219,7 @@ def _told(layout: "_Layout", tensors: Mapping[str, Stored]) -> list[str]:
     for part in layout.parts.values():
         for name in part.names if part.in_panels else ():
             stored = tensors[name]
-            if stored.is_quantized and not (part.held and part.held == stored.held):
+            if stored.is_quantized and part.held not in stored.held:
                 to = part.held or ("float32" if part.dtype == "float32" else "bfloat16")
                 changed[stored.kind, to] += 1
     return [
@@ -225,10 +257,15 @@ class _Packer:
     """Packs in threads, piece by piece."""
 
     def __init__(
-        self, library: Library, checkpoint: Checkpoint, layout: _Layout, threads: int
+        self,
+        library: Library,
+        checkpoint: Checkpoint,
+        tensors: Mapping[str, Stored],
+        layout: _Layout,
+        threads: int,
     ) -> None:
         self._library, self._checkpoint, self._layout = library, checkpoint, layout
-        self._threads = threads
+        self._tensors, self._threads = tensors, threads
 
     def fill(self, memory: NDArray[np.uint8]) -> None:
         self._each(lambda start, stop: self._pack(start, memory[start:stop]))
@@ -273,10 +310,10 @@ class _Packer:
     def _content(self, part: _Part, first: int, last: int) -> tuple[int, NDArray[np.uint8]]:
         """Bytes of a part that contain [first, last), and where they begin."""
         if not part.in_panels:
-            vectors = [self._checkpoint.tensors[name].float32() for name in part.names]
+            vectors = [self._tensors[name].float32() for name in part.names]
             whole = np.concatenate(vectors) + np.float32(part.plus)
             return part.offset, whole.view(np.uint8)
-        panel = elements_of(PANEL, part.k, part.dtype)
+        panel = elements_of(PANEL, part.k, part.held)
         size = panel * np.dtype(part.dtype).itemsize
         begin, end = (first - part.offset) // size, -(-(last - part.offset) // size)
         content = np.empty((end - begin, panel), part.dtype)
@@ -284,8 +321,7 @@ class _Packer:
         for at in range(begin, end, strip):
             panels = content[at - begin : at - begin + strip]
             found = self._rows(part, at * PANEL, min(part.n, (at + len(panels)) * PANEL))
-            rows, *scales = map(_stacked, zip(*found, strict=True))
-            self._library.pack(rows, panels, *scales)
+            self._library.pack(part.held, panels, *map(_stacked, zip(*found, strict=True)))
         return part.offset + begin * size, content.reshape(-1).view(np.uint8)
 
     def _rows(self, part: _Part, first: int, last: int) -> Iterator[tuple[NDArray[Any], ...]]:
@@ -293,13 +329,13 @@ class _Packer:
         have some."""
         above = 0
         for name in part.names:
-            stored = self._checkpoint.tensors[name]
+            stored = self._tensors[name]
             own = max(0, first - above), min(stored.shape[0], last - above)
             if own[0] < own[1]:
-                if part.held and stored.held == part.held:
-                    yield stored.narrow(*own)
+                if part.held in stored.held:
+                    yield stored.narrow(*own, part.held)
                 elif part.held:
-                    yield _ROUNDED[part.held](stored.float32(*own))
+                    yield stored.rounded(_ROUNDED[part.held], *own)
                 else:
                     yield ((stored.bfloat16 if part.dtype == "uint16" else stored.float32)(*own),)
             above += stored.shape[0]

@@ -1,9 +1,10 @@
 """A smaller model that guesses what the served one will say.
 
-It has a KV cache of its own, whose blocks have the numbers of the served model's: a sequence's one
-block table is for both. Of each sequence it computes what it has not computed yet, in the step in
-which it is to guess, so it costs nothing where nobody guesses; what others computed of a prefix
-that the cache shares is known by the blocks' hashes.
+It has a KV cache of its own, whose blocks have the numbers of the served model's: a sequence's
+block table, the first where KV groups have several (kv_groups.py), is for both, and keeps all. Of
+each sequence it computes what it has not computed yet, in the step in which it is to guess, so it
+costs nothing where nobody guesses; what others computed of a prefix that the cache shares is known
+by the blocks' hashes.
 
 Its steps go one behind the other without the interpreter: each goes on after what the one before
 sampled. It draws as the request asks, with the noise of the position, which is the served model's
@@ -28,10 +29,12 @@ from services.worker.engine.config import EngineConfig
 from services.worker.engine.cost_model import CostModel, StepShape, looked_back
 from services.worker.engine.drafted import Drafted
 from services.worker.engine.kv_cache import block_bytes
+from services.worker.engine.kv_groups import block_layers, kv_groups
 from services.worker.engine.layout import one_further, plan_step, sampling_rows
 from services.worker.engine.model_config import ModelConfig, UnsupportedModel
 from services.worker.engine.models.registry import read_config
 from services.worker.engine.outputs import ModelInfo
+from services.worker.engine.parallel.shard import Shard
 from services.worker.engine.plan import StepPlan
 from services.worker.engine.prompt_room import PromptRoom
 from services.worker.engine.proposer import Wanted
@@ -60,7 +63,12 @@ def with_room(config: EngineConfig) -> EngineConfig:
     _check_vocabulary(config.model, own, config.draft_model, drafts)
     # Where both are stored as they are computed, the ratio is one of elements.
     stored = "bfloat16" if config.kv_format == "auto" else config.kv_format
-    ours, its = (block_bytes(model, config.block_size, stored) for model in (own, drafts))
+    own = Shard(own, 0, config.tensor_parallel).config  # the memory is one rank's
+    layers = block_layers(kv_groups(own)), drafts.num_layers
+    ours, its = (
+        block_bytes(model, config.block_size, stored, count)
+        for model, count in zip((own, drafts), layers, strict=True)
+    )
     return replace(config, kv_cache_bytes=int(config.kv_cache_bytes * ours / (ours + its)))
 
 
@@ -107,6 +115,9 @@ class DraftProposer:
             model=config.draft_model,
             draft_model=None,
             speculation="off",
+            tensor_parallel=1,
+            max_adapters=0,
+            keeps_all=True,
             num_blocks=info.num_blocks,
             max_model_len=min(info.max_model_len, context),
         )
@@ -258,4 +269,5 @@ def _plan(chunks: Seq[Chunk], before: Mapping[str, int]) -> StepPlan:
     other guesses edits would be others. It is near enough."""
     plan = plan_step(chunks, before)
     plan.samplings["logprobs"] = 0
-    return replace(plan, constrained=array("i"))
+    first = plan.tables[: len(plan.tables) // plan.groups]
+    return replace(plan, constrained=array("i"), tables=first, groups=1)

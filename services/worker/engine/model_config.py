@@ -2,7 +2,7 @@
 its own way is read in its file (models/)."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from services.worker.engine.rope_config import (
 
 MOST_LAYERS = 10_000
 MOST_CLASSES = 1024
+MOST_EXPERTS = 1024
 MOST = 2**31 - 1
 """Of any size: kernels count in 32 bits."""
 
@@ -42,6 +43,22 @@ class LayerConfig:
     """Tokens that one sees, itself included; 0: all before it."""
     rope: int = 0
     """Which of the model's `ropes` turns its queries and keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """Of the layers that have experts in the place of an MLP."""
+
+    count: int
+    chosen: int
+    """By each token."""
+    inner: int
+    """Features within one."""
+    normed: bool
+    """The shares of the chosen ones sum up to 1."""
+    layers: frozenset[int]
+    shared: int = 0
+    """Features within one that is every token's; 0: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +92,7 @@ class ModelConfig:
     """c > 0: of a score s in attention comes c tanh(s / c)."""
     logit_cap: float = 0.0
     """So, too, of a logit."""
+    experts: ExpertsConfig | None = None
     head: Head = "tokens"
     """What it makes logits of; none: it gives states alone."""
     num_classes: int = 0
@@ -162,6 +180,15 @@ class Fields:
                 raise self.refusal(f"layer_types {kind!r} is not supported")
         sliding, full = LayerConfig(window, of_sliding), LayerConfig()
         return tuple(sliding if kind == "sliding_attention" else full for kind in types)
+
+    def experts(self, count: str, inner: str, normed: bool, layers: Iterable[int]) -> ExpertsConfig:
+        """`count`, `inner`: the fields of their number, and of features within one."""
+        found, chosen = self.size(count), self.size("num_experts_per_tok")
+        if found > MOST_EXPERTS:
+            raise self.refusal(f"{count} {found} is above {MOST_EXPERTS}")
+        if chosen > found:
+            raise self.refusal(f"num_experts_per_tok {chosen} is above {count} {found}")
+        return ExpertsConfig(found, chosen, self.size(inner), normed, frozenset(layers))
 
     def head_dim(self, usual: int | None) -> int:
         hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")

@@ -1,20 +1,25 @@
 """Who waits, and who holds one of the places and blocks with it.
 
-Admission takes the blocks of the whole prompt at once, less what the prefix cache holds, and leaves
-one free block for every sequence that holds a place, so that admitting does not at once force a
-preemption. At least one token of a sequence is always computed, for its logits. A sequence whose
-next block is being computed by a running one waits for it: what many have in common is computed
-once.
+Admission takes the blocks of the whole prompt at once (of a KV group with a window as many as it
+ever holds), less what the prefix cache has, and leaves one free block of each group for every
+sequence that holds a place, so that admitting does not at once force a preemption. At least one
+token of a sequence is always computed, for its logits. A sequence whose next block is being
+computed by a running one waits for it: what many have in common is computed once.
+Nor do more different adapters hold places than a step may have (adapters/); whose is one more
+waits, as for a block, and nobody overtakes it.
+
+One that is to have blocks from below the device waits for them in its place (`Loading`). When they
+are there it runs; if some could not be had, it goes back to the queue with what was.
 
 Preemption. A decode that needs a block when none is free takes those of a victim among the running
-sequences, itself included (preemption.py). Sequences that wait for the other side of a split are
-never victims: what they hold was computed elsewhere, or has not been handed over yet.
+sequences, itself included (preemption.py). Sequences that wait for KV are never victims: what they
+hold was computed elsewhere, or has not been handed over yet, or they are about to run.
 """
 
 from bisect import insort
+from collections import Counter
 from operator import attrgetter
 
-from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.chunks import Step
 from services.worker.engine.preemption import choose_victim
 from services.worker.engine.sequence import Sequence, Status
@@ -27,24 +32,29 @@ ORDER = attrgetter("order")
 class Places:
     """`most` of them."""
 
-    def __init__(self, pool: BlockPool, prefix_caching: bool, most: int) -> None:
-        self.most = most
-        self.tables = Tables(pool, prefix_caching)
+    def __init__(self, tables: Tables, most: int, most_adapters: int) -> None:
+        self.most, self._most_adapters = most, most_adapters
+        self._adapted: Counter[int] = Counter()
+        """Sequences with a place, by their adapter's; those without one are not counted."""
+        self.tables = tables
         self.waiting = Waiting()
         self.running: list[Sequence] = []
         """In order."""
         self.num_reserved = 0
-        self._pool = pool
+        """That wait for another engine."""
+        self.loading: list[Sequence] = []
+        """That wait for blocks from below, in the order in which they were admitted."""
+        self._pool = tables.pool
 
     @property
     def num_taken(self) -> int:
-        return len(self.running) + self.num_reserved
+        return len(self.running) + self.num_reserved + len(self.loading)
 
     @property
     def all_can_grow(self) -> bool:
         """Whether there is a block for every token that the next step may compute."""
         growing = sum(
-            sequence.blocks_needed - len(sequence.blocks)
+            sum(self.tables.lacking(sequence))
             for sequence in self.running
             if sequence.length > sequence.room and sequence.num_remaining
         )
@@ -55,39 +65,43 @@ class Places:
         enough."""
         if self.num_taken >= self.most:
             return False
-        if not self.tables.fill(sequence, headroom=self.num_taken):
+        another = sequence.place >= 0 and not self._adapted[sequence.place]
+        if another and len(+self._adapted) >= self._most_adapters:
+            return False
+        there = self.tables.fill(sequence, headroom=self.num_taken)
+        if there is None:
             return False
         self.waiting.pop()
-        num_cached = sequence.num_published * self._pool.block_size
-        if not sequence.was_admitted:
-            sequence.was_admitted = True
-            sequence.num_cached = num_cached
+        if sequence.place >= 0:
+            self._adapted[sequence.place] += 1
+        num_cached = there * self._pool.block_size
         step.admitted.append(sequence)
         if sequence.remote:
-            sequence.status = Status.RESERVED
+            self._note_cached(sequence, num_cached)
+            sequence.status = Status.AWAITING_KV
             self.num_reserved += 1
             step.reserved.append(sequence)
+        elif sequence.loading:
+            sequence.status = Status.AWAITING_KV
+            sequence.loading.tokens = num_cached
+            self.loading.append(sequence)
         else:
-            sequence.num_computed = sequence.num_launched = num_cached
-            self._run(sequence)
+            self._begin(sequence, num_cached)
         return True
 
     def grow(self, sequence: Sequence, step: Step) -> bool:
         """Makes room for the sequence's last tokens. False: it was preempted."""
-        while sequence.length > sequence.room and sequence.status is Status.RUNNING:
-            if self._pool.num_free:
-                sequence.hold(self._pool.allocate(1))
-            else:
-                self.preempt(choose_victim(self.running, sequence, self._pool), step)
-        return sequence.status is Status.RUNNING
+        lacking = self.tables.lacking(sequence)
+        while sum(lacking) > self._pool.num_free and sequence.status is Status.RUNNING:
+            self.preempt(choose_victim(self.running, sequence, self._pool), step)
+        if sequence.status is not Status.RUNNING:
+            return False
+        self.tables.grow(sequence, lacking)
+        return True
 
     def preempt(self, sequence: Sequence, step: Step) -> None:
         self.running.remove(sequence)
-        self.tables.leave(sequence)
-        self.tables.release(sequence)
-        sequence.status = Status.WAITING
-        sequence.queued_tokens = self.tables.to_compute(sequence)
-        self.waiting.push(sequence)
+        self._queue_again(sequence)
         step.preempted.append(sequence)
 
     def start(self, sequence: Sequence) -> None:
@@ -95,17 +109,57 @@ class Places:
         self.num_reserved -= 1
         self._run(sequence)
 
+    def end_loading(self, sequence: Sequence) -> None:
+        """One runs for which all was loaded; else it is queued again."""
+        assert sequence.loading is not None
+        self.loading.remove(sequence)
+        if sequence.loading.is_whole:
+            self._begin(sequence, sequence.loading.tokens)
+            self.tables.publish(sequence)
+        else:
+            self.tables.keep_loaded(sequence)
+            self._queue_again(sequence)
+        sequence.loading = None
+
     def leave(self, sequence: Sequence) -> None:
         """One that is at its end waits or runs no more; it keeps its blocks."""
         match sequence.status:
             case Status.RUNNING:
                 self.running.remove(sequence)
-            case Status.RESERVED:
-                self.num_reserved -= 1
+                self._give_up(sequence)
+            case Status.AWAITING_KV:
+                if sequence.loading:
+                    self.loading.remove(sequence)
+                else:
+                    self.num_reserved -= 1
+                self._give_up(sequence)
             case Status.WAITING:
                 self.waiting.leave(sequence)
         sequence.status = Status.FINISHED
         self.tables.leave(sequence)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        if sequence.place >= 0:
+            self._adapted[sequence.place] -= 1
+
+    def _begin(self, sequence: Sequence, num_cached: int) -> None:
+        """It runs, behind so many tokens that need not be computed."""
+        self._note_cached(sequence, num_cached)
+        sequence.num_computed = sequence.num_launched = num_cached
+        self._run(sequence)
+
+    def _note_cached(self, sequence: Sequence, num_cached: int) -> None:
+        if not sequence.was_admitted:
+            sequence.was_admitted = True
+            sequence.num_cached = num_cached
+
+    def _queue_again(self, sequence: Sequence) -> None:
+        self._give_up(sequence)
+        self.tables.leave(sequence)
+        self.tables.release(sequence)
+        sequence.status = Status.WAITING
+        sequence.queued_tokens = self.tables.to_compute(sequence)
+        self.waiting.push(sequence)
 
     def _run(self, sequence: Sequence) -> None:
         sequence.status = Status.RUNNING

@@ -22,14 +22,17 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from time import monotonic
 from typing import Any, NoReturn
 
 from services.worker.engine import kv_payload, wire
+from services.worker.engine.channel import Channel, Closed
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.engine import Engine
 from services.worker.engine.log_lines import JsonLines
+from services.worker.engine.runner import RunnerLost
+from services.worker.engine.steps import EngineBroken
 
 log = logging.getLogger(__name__)
 
@@ -42,80 +45,6 @@ follows a shorter one, by as long as that one took: those who decode wait for tw
 """
 
 
-class Closed(Exception):
-    """The other end is gone, or asked to end."""
-
-
-class Channel:
-    """Frames on a socket, taken as they come: what there is of one is kept until the rest is."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._taken = self._frames()
-        self._amid = False  # a frame has come in part
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def take(self) -> Any | None:
-        """The next message, or None if not all of it has come. Never waits.
-
-        Raises Closed at the end.
-        """
-        return next(self._taken)
-
-    def more(self, within_s: float) -> bool:
-        """Whether more comes of a frame that has come in part; waits so long for it."""
-        return self._amid and self._readable(max(0.0, within_s))
-
-    def receive(self) -> Any:
-        """The next message, waited for. Raises Closed at the end."""
-        while (message := self.take()) is None:
-            self._readable(None)
-        return message
-
-    def send(self, message: object) -> None:
-        """Waits for the other end to take it. Raises Closed at the end."""
-        try:
-            for piece in wire.encode(message):
-                self._socket.sendall(piece)
-        except (BrokenPipeError, ConnectionResetError):
-            raise Closed from None
-
-    def _readable(self, within_s: float | None) -> bool:
-        poll = select.poll()  # select knows no descriptors past 1,024, and a worker may have more
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(None if within_s is None else within_s * 1000))
-
-    def _frames(self) -> Iterator[Any | None]:
-        """Each message, and None whenever there is nothing more to read."""
-        while True:
-            (count,) = wire.COUNT.unpack((yield from self._read(wire.COUNT.size)))
-            self._amid = True
-            sizes = wire.decode_sizes(bytes((yield from self._read(8 * count))))
-            parts = []
-            for size in sizes:
-                parts.append((yield from self._read(size)))
-            self._amid = False
-            yield wire.decode(parts)
-
-    def _read(self, size: int) -> Generator[None, None, bytearray]:
-        data = bytearray(size)
-        rest = memoryview(data)
-        while rest:
-            try:
-                count = self._socket.recv_into(rest, 0, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                yield None
-                continue
-            except ConnectionResetError:
-                raise Closed from None
-            if count == 0:
-                raise Closed
-            rest = rest[count:]
-        return data
-
-
 def serve(channel: Channel, transfers: Channel, engine: Engine) -> None:
     """Carries out commands and steps until a channel closes. Raises what the engine raises."""
     commands: dict[str, Callable[..., None]] = {
@@ -123,6 +52,10 @@ def serve(channel: Channel, transfers: Channel, engine: Engine) -> None:
         "cancel": engine.cancel,
         "write_kv": engine.write_kv,
         "start_decode": engine.start_decode,
+        "load_adapter": lambda number, adapter: channel.send(
+            wire.Done(number, engine.load_adapter(adapter))
+        ),
+        "drop_adapter": engine.drop_adapter,
         "snapshot": lambda number: channel.send(wire.Snapshot(number, engine.snapshot())),
         "shutdown": _shut_down,
     }
@@ -132,14 +65,17 @@ def serve(channel: Channel, transfers: Channel, engine: Engine) -> None:
 
     engine.on_long_step = lambda expected_s: channel.send(wire.LongStep(expected_s))
     poll = select.poll()
-    for source in (channel, transfers, engine.aside.news):
+    for source in (channel.fileno(), transfers.fileno(), *engine.news):
         poll.register(source, select.POLLIN)
+    for alarm in engine.executor.alarms:
+        poll.register(alarm, select.POLLIN)
     timeout: float | None = None
     transfer_s = TRANSFER_S
     while True:
         if poll.poll(None if timeout is None else timeout * 1000):
             timeout = 0
-            engine.aside.hear()
+            engine.hear()
+            engine.executor.check()
         while (command := channel.take()) is not None:
             carry_out(*command)
         until = monotonic() + transfer_s
@@ -180,7 +116,8 @@ def main() -> int:
             raise
         except Exception as error:
             log.exception("the engine fails")
-            channel.send(wire.Failure(f"{type(error).__name__}: {error}"))
+            killed = isinstance(error, EngineBroken | RunnerLost) and error.killed
+            channel.send(wire.Failure(f"{type(error).__name__}: {error}", killed))
             return 1
     except Closed:
         return 0

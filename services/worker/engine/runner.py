@@ -2,20 +2,33 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.cpu.library import Library, Unavailable, built
+from services.worker.engine.adapters import Adapter
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.grammar.library import Words
 from services.worker.engine.host_memory import usable_memory
 from services.worker.engine.kv_cache import KvCache, block_bytes, block_shape
+from services.worker.engine.kv_groups import (
+    KvGroup,
+    block_layers,
+    keeping_all,
+    kv_groups,
+    most_tokens,
+    whole,
+)
 from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models.registry import read_config
 from services.worker.engine.outputs import ModelInfo
+from services.worker.engine.parallel.shard import Shard
 from services.worker.engine.plan import Collected, StepPlan
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +36,15 @@ Dtype = Literal["float32", "bfloat16"]
 
 Ticket = Any
 """What a runner's `launch` gives for its `collect`."""
+
+
+class RunnerLost(Exception):
+    """Nothing will be computed any more: a process that computes is gone, or hangs."""
+
+    def __init__(self, message: str, killed: bool = False) -> None:
+        """`killed`: see EngineDied."""
+        super().__init__(message)
+        self.killed = killed
 
 
 class Runner(Protocol):
@@ -51,6 +73,10 @@ class Runner(Protocol):
     def head_rows(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """[len(ids), hidden]: of the matrix that makes logits of a state, as it was read."""
 
+    def adapt(self, place: int, adapter: Adapter | None) -> None:
+        """Takes an adapter into one of `info.max_adapters` places, which no step reads that runs;
+        None: takes out what is there. Tokens of a plan say which place is theirs."""
+
     def collect(self, ticket: Ticket) -> Collected:
         """Waits for the step. Each ticket is collected once, in the order of launches; how late
         does not change the step's seconds. Of one that was to go on and sample, and did not, what
@@ -59,24 +85,28 @@ class Runner(Protocol):
 
 def make_runner(config: EngineConfig) -> Runner:
     """Loads the model. Raises UnsupportedModel, and ValueError on settings that do not fit."""
-    model = read_config(config.model)
-    on_gpu = config.device.startswith("cuda")
-    if config.kernels == "triton" or (config.kernels == "auto" and on_gpu):
-        from services.worker.engine.triton_runner import TritonRunner
+    runner = runner_of(config, Shard(read_config(config.model)))
+    log.info("%s", in_words(runner.info))
+    return runner
 
-        return TritonRunner(config, model)
-    library = _library(config, model)
-    runner: Runner
+
+def runner_of(config: EngineConfig, shard: Shard, group: "ProcessGroup | None" = None) -> Runner:
+    """Of a whole model, or of the part of a rank, which is of `group`. Raises as `make_runner`."""
+    library = None if config.on_triton else _library(config, shard)
     if library is not None:
         from services.worker.engine.cpu_runner import CpuRunner
 
-        runner = CpuRunner(config, model, library)
-    else:
-        from services.worker.engine.torch_runner import TorchRunner
+        return CpuRunner(config, shard, library, group)
+    from services.worker.engine.parallel.peers import Peers
 
-        runner = TorchRunner(config, model)
-    log.info("%s", in_words(runner.info))
-    return runner
+    peers = Peers(shard, group)
+    if config.on_triton:
+        from services.worker.engine.triton_runner import TritonRunner
+
+        return TritonRunner(config, peers)
+    from services.worker.engine.torch_runner import TorchRunner
+
+    return TorchRunner(config, peers)
 
 
 def in_words(info: ModelInfo) -> str:
@@ -96,9 +126,9 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:,.0f} MiB"
 
 
-def _library(config: EngineConfig, model: ModelConfig) -> Library | None:
-    """The C++ kernels for this processor, if they can run this model. Raises ValueError if they
-    cannot but were asked for."""
+def _library(config: EngineConfig, shard: Shard) -> Library | None:
+    """The C++ kernels for this processor, if they can run this model, or a rank's part of it.
+    Raises ValueError if they cannot but were asked for."""
     if config.device != "cpu" or config.kernels == "reference":
         return None
     settings = {"kernels": config.kernels, "quantization": config.quantization}
@@ -106,7 +136,7 @@ def _library(config: EngineConfig, model: ModelConfig) -> Library | None:
     try:
         from services.worker.engine.cpu_runner import check_fits
 
-        check_fits(config, model)
+        check_fits(config, shard)
         found = next(iter(built()), None) if config.kernels == "auto" else config.kernels
         if found is None:
             raise Unavailable("none is built for this processor (python kernels/cpu/build.py)")
@@ -126,17 +156,23 @@ def choose_dtype(wanted: str, config: ModelConfig, device: str, has_dot: bool) -
     return "bfloat16" if wanted == "bfloat16" else "float32"
 
 
+def groups_of(config: EngineConfig, model: ModelConfig) -> tuple[KvGroup, ...]:
+    return whole(model) if config.keeps_all else kv_groups(model)
+
+
 def num_blocks(config: EngineConfig, model: ModelConfig, dtype: Dtype) -> int:
     """KV blocks, as many as the settings make room for. Raises ValueError if that is none, or more
-    than the memory: the kernel gives pages as they are written, and would end some process then."""
+    than the memory: the kernel gives pages as they are written, and would end some process then.
+    `model`: of ranks the part that one of them has."""
     size = kv_bytes_per_block(config, model, dtype)
     found = config.num_blocks or config.kv_cache_bytes // size
     if found < 1:
         raise ValueError(f"kv_cache_bytes {config.kv_cache_bytes} is less than one block ({size})")
-    if config.device == "cpu" and found * size > (usable := usable_memory()):
+    takes = found * size * config.tensor_parallel
+    if config.device == "cpu" and takes > (usable := usable_memory()):
         asked = "num_blocks" if config.num_blocks else "kv_cache_bytes"
         raise ValueError(
-            f"{asked} {getattr(config, asked)} needs {_mib(found * size)} for KV blocks, and the "
+            f"{asked} {getattr(config, asked)} needs {_mib(takes)} for KV blocks, and the "
             f"engine may use {_mib(usable)} of memory at most"
         )
     return found
@@ -144,7 +180,8 @@ def num_blocks(config: EngineConfig, model: ModelConfig, dtype: Dtype) -> int:
 
 def kv_bytes_per_block(config: EngineConfig, model: ModelConfig, dtype: Dtype) -> int:
     """`dtype`: in which the model computes."""
-    return block_bytes(model, config.block_size, stored_as(config, dtype))
+    layers = block_layers(groups_of(config, model))
+    return block_bytes(model, config.block_size, stored_as(config, dtype), layers)
 
 
 def stored_as(config: EngineConfig, dtype: Dtype) -> str:
@@ -154,9 +191,13 @@ def stored_as(config: EngineConfig, dtype: Dtype) -> str:
 
 def max_model_len(config: EngineConfig, model: ModelConfig, blocks: int) -> int:
     """Tokens of prompt and output. Raises ValueError if more was asked for than there is."""
-    room = blocks * config.block_size
+    at_once = config.max_batched_tokens * (1 + config.overlaps)
+    groups = groups_of(config, model)
+    if config.draft_model is not None:
+        groups = keeping_all(groups)
+    room = most_tokens(groups, blocks, config.block_size, at_once, model.context)
     if config.max_model_len is None:
-        return min(model.context, room)
+        return room
     if config.max_model_len > model.context:
         raise ValueError(
             f"max_model_len {config.max_model_len} exceeds the model's context {model.context}"
@@ -186,6 +227,7 @@ def describe(
     """Raises ValueError on settings that do not fit."""
     blocks = num_blocks(config, model, dtype)
     context = max_model_len(config, model, blocks)
+    groups = groups_of(config, model)
     far = any(rope.is_long(context) for rope in model.ropes)
     if far:
         log.info(
@@ -210,9 +252,17 @@ def describe(
         num_blocks=blocks,
         block_size=config.block_size,
         kv_bytes_per_block=kv_bytes_per_block(config, model, dtype),
-        kv_shape_per_block=block_shape(model, config.block_size),
-        kv_format=f"{stored_as(config, dtype)} {kv_order}{' turned for long contexts' * far}",
+        kv_shape_per_block=block_shape(model, config.block_size, block_layers(groups)),
+        kv_format=_format(stored_as(config, dtype), kv_order, groups, far),
         hidden_size=model.hidden_size,
         num_logits={"tokens": model.vocab_size, "classes": model.num_classes}.get(model.head, 0),
         generates=model.head == "tokens",
+        max_adapters=0 if kernels == "triton" else config.max_adapters,
+        kv_groups=groups,
     )
+
+
+def _format(stored: str, order: str, groups: Sequence[KvGroup], far: bool) -> str:
+    """As ModelInfo.kv_format. Of several groups, or a window, other blocks are handed over."""
+    grouped = len(groups) > 1 or groups[0].window
+    return f"{stored} {order}{' in groups' if grouped else ''}{' turned for long contexts' * far}"

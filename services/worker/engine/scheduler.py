@@ -42,17 +42,21 @@ Order of effects
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
 
 from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.chunks import Chunk, Step, shape_of
 from services.worker.engine.config import SCORED_ROWS
 from services.worker.engine.cost_model import CostModel, StepShape
+from services.worker.engine.kv_groups import WHOLE, KvGroup
+from services.worker.engine.kv_tiers.disk import DiskTier
 from services.worker.engine.low_lane import LowLane, is_patient
 from services.worker.engine.outputs import FinishReason
 from services.worker.engine.places import ORDER, Places
 from services.worker.engine.prompt_room import PromptRoom, is_worth_a_look, time_for_prompts
 from services.worker.engine.sequence import Sequence, Status
 from services.worker.engine.speculation import Speculation
+from services.worker.engine.tables import Tables
 
 _DUE_AFTER = 2
 """Tokens of an equal share since a prompt came, for each that it has to compute: then it is due.
@@ -71,15 +75,22 @@ class Scheduler:
         prefix_caching: bool = True,
         target_itl_s: float | None = None,
         speculation: Speculation | None = None,
+        max_step_adapters: int = 1,
+        groups: Seq[KvGroup] = WHOLE,
+        keeps_all: bool = False,
+        overlaps: bool = False,
+        tier: DiskTier | None = None,
     ) -> None:
+        """`keeps_all`, `tier`: see `Tables`; `overlaps`: `schedule` is called while a step runs."""
         self.pool = pool
         self.cost = cost
         self.max_batched_tokens = max_batched_tokens
         self.max_running = max_running
         self.target_itl_s = target_itl_s
         self.speculation = speculation
-        self.places = Places(pool, prefix_caching, max_running)
-        self.tables = self.places.tables
+        at_once = max_batched_tokens * (1 + overlaps)
+        self.tables = Tables(pool, prefix_caching, groups, at_once, keeps_all, cost, tier)
+        self.places = Places(self.tables, max_running, max_step_adapters)
         self.sequences: dict[str, Sequence] = {}
         """All unfinished ones, by id."""
         self._low = LowLane()
@@ -93,6 +104,11 @@ class Scheduler:
         """As of the last step."""
         self._looks = False
         """The last step is to show what decodes take alone."""
+
+    @property
+    def present(self) -> list[Sequence]:
+        """All that steps may still compute, or that one computes which runs."""
+        return [*self.sequences.values(), *self._leaving]
 
     @property
     def num_running(self) -> int:
@@ -176,8 +192,9 @@ class Scheduler:
         sequence.num_computed = computed = min(computed, len(sequence.tokens))
         if computed > sequence.num_launched:
             sequence.num_launched = computed
-        if chunk.count > 1 or not computed % self.pool.block_size:
+        if chunk.count > 1 or not (chunk.is_decode and computed % self.pool.block_size):
             self.tables.publish(sequence)
+            self.tables.pass_by(sequence)
         if chunk.drafts:
             self.tables.trim(sequence)
         if sequence.pool is not None and chunk.end == sequence.length:
@@ -213,12 +230,12 @@ class Scheduler:
 
     def abort(self, sequence: Sequence) -> None:
         """Like `finish`, for a sequence whose KV may be bad: nobody shall find it."""
-        self.pool.withdraw(sequence.blocks)
+        self.tables.withdraw(sequence)
         self.finish(sequence)
 
     def check(self) -> None:
         """Raises IntegrityError if a block is lost or held twice."""
-        self.tables.check([*self.sequences.values(), *self._leaving])
+        self.tables.check(self.present)
 
     def _go_on(self, step: Step) -> tuple[list[Sequence], deque[Sequence]]:
         """Of those that run: who decodes a token in this step, and whose prompt goes on. Each gets
@@ -245,7 +262,7 @@ class Scheduler:
             return decodes, begun
         head = self.places.waiting.head
         if head and not (step.preempted or head.remote or is_patient(head)):  # noqa: SIM102
-            if self.places.admit(head, step):
+            if self.places.admit(head, step) and head.status is Status.RUNNING:
                 begun = deque(sorted((*begun, head), key=ORDER))
         return self._low.part(decodes, begun)
 
@@ -309,7 +326,7 @@ class Scheduler:
             first = head and not (begun and begun[0].order < head.order)
             if head and (head.remote or (first and room.left)):
                 admits = self.places.admit(head, step)
-                if admits and not head.remote:
+                if admits and head.status is Status.RUNNING:
                     yield head
             elif begun and room.left:
                 yield begun.popleft()

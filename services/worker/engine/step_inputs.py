@@ -23,8 +23,9 @@ _ALIGNED = 4  # words; kernels read faster what begins at 16 bytes
 
 @dataclass(frozen=True)
 class Capacity:
-    """Of the largest step, and of a sequence: `blocks` in its table. `rows` are of logits,
-    `scratch` is a block that is no sequence's, `queries` what a tile of prefill attention has."""
+    """Of the largest step, and of a sequence: `blocks` in each of its tables, of which it has one
+    for each of `groups`. `rows` are of logits, `scratch` is a block that is no sequence's,
+    `queries` what a tile of prefill attention has."""
 
     tokens: int
     sequences: int
@@ -33,6 +34,7 @@ class Capacity:
     block_size: int
     scratch: int
     queries: int
+    groups: int = 1
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class DeviceStep:
 
     token_ids: Tensor
     """int32 [T]; -1 - i: the i-th of the tokens that the step before sampled"""
-    batch: PagedBatch
+    batches: list[PagedBatch]
+    """Of each KV group, which differ in where keys and values lie"""
     wanted: Tensor
     """int32 [R + N]: tokens after which one is sampled, and those that are pooled"""
     rows: Tensor
@@ -58,7 +61,7 @@ class StepInputs:
             "samplings": capacity.rows * _WORDS,
             "token_ids": tokens,
             "positions": tokens,
-            "slots": tokens,
+            "slots": tokens * capacity.groups,
             "tiles": 2 * tokens,
             "starts": sequences + 1,
             "lengths": sequences,
@@ -70,7 +73,8 @@ class StepInputs:
             self._places[name] = slice(end, end + size)
             end += -(-size // _ALIGNED) * _ALIGNED
         self._device = torch.zeros(end, dtype=torch.int32, device=device)
-        self._tables = torch.zeros((sequences, capacity.blocks), dtype=torch.int32, device=device)
+        tables = (capacity.groups, sequences, capacity.blocks)
+        self._tables = torch.zeros(tables, dtype=torch.int32, device=device)
 
     def load(self, plan: StepPlan, before: Ints) -> DeviceStep:
         """`before`: of each row that the step before sampled, where its token is."""
@@ -79,7 +83,7 @@ class StepInputs:
             plan.block_tables,
             token_ids=_ids(plan, before),
             positions=np.asarray(plan.positions),
-            slots=plan.slots(self._of.block_size),
+            slots=plan.slots(self._of.block_size).reshape(-1),
             starts=np.asarray(plan.starts),
             lengths=np.asarray(plan.lengths),
             rows=np.concatenate([plan.rows, plan.pooled_rows]),
@@ -97,13 +101,12 @@ class StepInputs:
         samplings = np.zeros(count, SAMPLING)
         samplings[plan.sampled] = plan.samplings
         slots = plan.slots(self._of.block_size)
+        scratch = self._of.scratch * self._of.block_size
         self._copy(
             plan.block_tables,
             token_ids=np.pad(_ids(plan, before), (0, filling)),
             positions=np.pad(plan.positions, (0, filling)),
-            slots=np.pad(
-                slots, (0, filling), constant_values=self._of.scratch * self._of.block_size
-            ),
+            slots=np.pad(slots, ((0, 0), (0, filling)), constant_values=scratch).reshape(-1),
             lengths=np.pad(plan.lengths, (0, filling)),
             samplings=samplings.view(np.int32),
         )
@@ -118,17 +121,22 @@ class StepInputs:
         def part(name: str, size: int) -> Tensor:
             return self._device[self._places[name]][:size]
 
-        return DeviceStep(
-            token_ids=part("token_ids", tokens),
-            batch=PagedBatch(
+        slots = part("slots", tokens * self._of.groups).view(-1, tokens)
+        batches = [
+            PagedBatch(
                 positions=part("positions", tokens),
-                slots=part("slots", tokens),
+                slots=slots[group],
                 starts=part("starts", sequences + 1),
                 lengths=part("lengths", sequences),
-                block_tables=self._tables[:sequences],
+                block_tables=self._tables[group, :sequences],
                 tiles=part("tiles", 2 * tiles).view(-1, 2),
                 num_decodes=num_decodes,
-            ),
+            )
+            for group in range(self._of.groups)
+        ]
+        return DeviceStep(
+            token_ids=part("token_ids", tokens),
+            batches=batches,
             wanted=part("rows", rows + pooled),
             rows=part("rows", rows),
             samplings=part("samplings", rows * _WORDS).view(-1, _WORDS),
@@ -139,10 +147,10 @@ class StepInputs:
         for name, values in fields.items():
             staged.numpy()[self._places[name]][: len(values)] = values
         self._device.copy_(staged, non_blocking=True)
-        rows, width = tables.shape
-        staged = torch.empty((rows, width), dtype=torch.int32, pin_memory=self._pinned)
+        _, rows, width = tables.shape
+        staged = torch.empty(tables.shape, dtype=torch.int32, pin_memory=self._pinned)
         staged.numpy()[:] = tables
-        self._tables[:rows, :width].copy_(staged, non_blocking=True)
+        self._tables[:, :rows, :width].copy_(staged, non_blocking=True)
 
 
 def _ids(plan: StepPlan, before: Ints) -> Ints:

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.kv_layer import KvLayer
+from kernels.kv_layer import INT4, KvLayer
 from services.worker.engine.kv_cache import Shape
 
 
 class TorchCache:
-    """See `KvCache`; of a head its tokens lie in order, and of a token its dims. Numbers of 8 bits
-    are followed by a block's scales, [layers, 2, kv_heads, block_size] in float32.
+    """See `KvCache`; of a head its tokens lie in order, and of a token its dims. Numbers of few
+    bits are followed by a block's scales, [layers, 2, kv_heads, block_size] in float32.
 
     On a GPU copies have a stream of their own, and go on beside the step that runs: see `KvCache`
     for why they may. Never run on a GPU as yet (docs/performance.md)."""
@@ -21,13 +21,15 @@ class TorchCache:
         self, num_blocks: int, shape: Shape, dtype: torch.dtype, device: torch.device
     ) -> None:
         """`shape`: of a block."""
-        eight_bits = dtype.itemsize == 1
+        few_bits = dtype.itemsize == 1
+        if dtype == INT4:
+            shape = (*shape[:-1], shape[-1] // 2)
         content = math.prod(shape) * dtype.itemsize
-        scales = math.prod(shape[:-1]) * 4 if eight_bits else 0
+        scales = math.prod(shape[:-1]) * 4 if few_bits else 0
         self._memory = _zeros(num_blocks, content + scales, device)
         self._values = self._memory[:, :content].view(dtype).unflatten(1, shape)
         self._scales: Tensor | None = None
-        if eight_bits:
+        if few_bits:
             self._scales = self._memory[:, content:].view(torch.float32).unflatten(1, shape[:-1])
 
         self._copies: torch.cuda.Stream | None = None

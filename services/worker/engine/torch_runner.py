@@ -1,6 +1,7 @@
 """A model on torch tensors, operation by operation: on a device that has no kernels of ours."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,36 +12,43 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.heads import QkNorm, Scores
+from kernels.kv_layer import KvLayer
+from kernels.mixture import Mixture
 from kernels.paged_batch import PagedBatch, tiles_of
 from kernels.sampling import NO_TOP, NONE_LEFT, NOT_FINITE, Top
+from services.worker.engine.adapters import Adapter
 from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
 from services.worker.engine.grammar.library import Words
-from services.worker.engine.kv_cache import block_shape
-from services.worker.engine.model_config import ModelConfig
+from services.worker.engine.kv_groups import places
 from services.worker.engine.models.registry import Model, build_model
 from services.worker.engine.moment import Moment
+from services.worker.engine.parallel.peers import Peers
 from services.worker.engine.plan import Collected, Ints, StepPlan
 from services.worker.engine.rope import angle_tables
 from services.worker.engine.runner import choose_dtype, describe, stored_as
 from services.worker.engine.sampler import SamplingBatch, edit, keep_allowed, sample, top_of
+from services.worker.engine.torch_adapters import TorchAdapters
 from services.worker.engine.torch_cache import TorchCache
 from services.worker.engine.torch_weights import DTYPES, STORED, Linear, TorchWeights
 
 
 class TorchRunner:
-    """See `Runner`."""
+    """See `Runner`: of a whole model, or of one rank's part."""
 
-    def __init__(self, config: EngineConfig, model: ModelConfig) -> None:
+    def __init__(self, config: EngineConfig, peers: Peers) -> None:
         torch.set_num_threads(config.threads or usable_cores())
         self._device = torch.device(config.device)
+        shard, self.peers = peers.shard, peers
+        model = shard.config
         name = choose_dtype(config.dtype, model, self._device.type, has_dot=False)
         dtype = DTYPES[name]
-        with open_checkpoint(config.model, model) as checkpoint:
-            weights = TorchWeights(checkpoint.tensors, dtype, self._device)
+        with open_checkpoint(config.model, shard.model) as checkpoint:
+            weights = TorchWeights(checkpoint.tensors, dtype, self._device, shard)
             self._model = build_model(model, weights)
             checkpoint.check_unchanged()
+        self.adapters = TorchAdapters(weights.linears, self._device)
         self.info = describe(
             config,
             model,
@@ -54,8 +62,9 @@ class TorchRunner:
             huge_bytes=0,
             workspace_bytes=None,
         )
-        shape, stored = block_shape(model, config.block_size), STORED[stored_as(config, name)]
+        shape, stored = self.info.kv_shape_per_block, STORED[stored_as(config, name)]
         self.cache = TorchCache(self.info.num_blocks, shape, stored, self._device)
+        self.places = places(self.info.kv_groups)
         tables = angle_tables(model, self.info.max_model_len)
         self.angles = [(self.tensor(cos), self.tensor(sin)) for cos, sin in tables]
         self.logit_cap = model.logit_cap
@@ -70,7 +79,7 @@ class TorchRunner:
             places, rows = self.tensor(plan.awaited).view(-1, 2).unbind(1)
             # Of a row without one nothing comes but what is thrown away.
             token_ids[places] = self._sampled[rows].clamp(min=0)
-        step = _Step(self, plan, token_ids, self._batch(plan))
+        step = _Step(self, plan, token_ids, self._batches(plan))
         logits = self._model.forward(step)
         if logits is None:
             logits = torch.zeros((0, 1), device=self._device)
@@ -111,16 +120,26 @@ class TorchRunner:
     def head_rows(self, ids: Sequence[int]) -> NDArray[np.float32]:
         return head_rows(self._model, ids)
 
-    def _batch(self, plan: StepPlan) -> PagedBatch:
-        return PagedBatch(
+    def adapt(self, place: int, adapter: Adapter | None) -> None:
+        self.adapters.put(place, adapter)
+
+    def _batches(self, plan: StepPlan) -> list[PagedBatch]:
+        """Of each KV group, which differ in where keys and values lie."""
+        slots, tables = plan.slots(self.info.block_size), plan.block_tables
+        first = PagedBatch(
             positions=self.tensor(plan.positions),
-            slots=self.tensor(plan.slots(self.info.block_size)),
+            slots=self.tensor(slots[0]),
             starts=self.tensor(plan.starts),
             lengths=self.tensor(plan.lengths),
-            block_tables=self.tensor(plan.block_tables),
+            block_tables=self.tensor(tables[0]),
             tiles=self.tensor(tiles_of(np.asarray(plan.starts), plan.num_decodes, queries=64)),
             num_decodes=plan.num_decodes,
         )
+        others = zip(slots[1:], tables[1:], strict=True)
+        return [first] + [
+            replace(first, slots=self.tensor(some), block_tables=self.tensor(table))
+            for some, table in others
+        ]
 
     def tensor(self, values: "Ints | np.ndarray") -> Tensor:
         return torch.from_numpy(np.asarray(values)).to(self._device)
@@ -177,7 +196,7 @@ def sums_of(states: Tensor, plan: StepPlan) -> Tensor:
 
 def head_rows(model: Model, ids: Sequence[int]) -> NDArray[np.float32]:
     assert model.head is not None
-    weights: Tensor = model.head[0]
+    weights: Tensor = model.head.weights
     found: NDArray[np.float32] = weights[list(ids)].float().cpu().numpy()
     return found
 
@@ -186,18 +205,23 @@ class _Step:
     """The operations of one step, as `Ops`, on tensors [T, features] of the model's dtype."""
 
     def __init__(
-        self, runner: TorchRunner, plan: StepPlan, token_ids: Tensor, batch: PagedBatch
+        self, runner: TorchRunner, plan: StepPlan, token_ids: Tensor, batches: list[PagedBatch]
     ) -> None:
         self._ids = token_ids
         self._plan = plan
         self._rows = runner.tensor(np.concatenate([plan.rows, plan.pooled_rows]))
         self.sums: Tensor | None = None
         """Of pooled states, if any is."""
-        self._cache, self._batch = runner.cache, batch
-        self._angles = runner.angles
+        self._cache, self._lies, self._batches = runner.cache, runner.places, batches
+        self._angles, self._peers = runner.angles, runner.peers
+        self._adapters = runner.adapters
+        self._places = runner.tensor(plan.adapters) if plan.adapters else None
+        """Of each token's adapter."""
+        self._of_rows = self._places
+        """Of what linears take: those of tokens, then of wanted ones."""
 
     def embed(self, table: Tensor, scale: float = 1.0) -> Tensor:
-        return table[self._ids] * scale
+        return self._peers.embed(table, self._ids) * scale
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return reference.rms_norm(x, weight, epsilon)
@@ -211,7 +235,10 @@ class _Step:
         return reference.add_rms_norm(x, y, weight, epsilon)
 
     def linear(self, x: Tensor, weights: Linear) -> Tensor:
-        return F.linear(x, *weights)
+        y = F.linear(x, weights.weights, weights.bias)
+        if self._of_rows is not None:
+            self._adapters.add(y, x, weights, self._of_rows)
+        return self._peers.whole(y, weights.after)
 
     def silu_mul(self, x: Tensor) -> Tensor:
         return reference.silu_and_mul(x)
@@ -219,20 +246,43 @@ class _Step:
     def gelu_mul(self, x: Tensor) -> Tensor:
         return reference.gelu_and_mul(x)
 
+    def experts(self, x: Tensor, mixture: Mixture[Linear]) -> Tensor:
+        shares, experts = reference.route(
+            F.linear(x, mixture.router[0]), mixture.chosen, mixture.normed
+        )
+        of_each = mixture.experts, -1
+        gate_up, down = (one[0].unflatten(0, of_each) for one in (mixture.gate_up, mixture.down))
+        y = reference.mixed(x, gate_up, down, shares, experts)
+        y = self._peers.whole(y, mixture.down.after)
+        if shared := mixture.shared:
+            own = self.linear(self.silu_mul(self.linear(x, shared.gate_up)), shared.down)
+            y = y + self.linear(x, shared.gate).sigmoid() * own
+        return y
+
     def rotary(self, qkv: Tensor, layer: int, rope: int = 0, norm: QkNorm | None = None) -> Tensor:
-        batch, kv = self._batch, self._cache.layer(layer)
+        batch, kv = self._at(layer)
+        if norm is not None and self._peers.norms_all:
+            qkv, norm = self._peers.norm_all(qkv, norm), None
         return reference.rotary_store(
             qkv, self._angles[rope], batch.positions, batch.slots, kv, norm
         )
 
     def attention(self, queries: Tensor, layer: int, width: int, scores: Scores) -> Tensor:
-        y = reference.paged_attention(queries, self._cache.layer(layer), self._batch, scores)
+        batch, kv = self._at(layer)
+        y = reference.paged_attention(queries, kv, batch, scores)
         return y.reshape(len(y), width)
+
+    def _at(self, layer: int) -> tuple[PagedBatch, KvLayer]:
+        """Where its keys and values lie."""
+        group, place = self._lies[layer]
+        return self._batches[group], self._cache.layer(place)
 
     def cap(self, x: Tensor, cap: float) -> Tensor:
         return reference.capped(x, cap)
 
     def wanted(self, x: Tensor) -> Tensor:
+        if self._places is not None:
+            self._of_rows = self._places[self._rows]
         return x[self._rows]
 
     def pooled(self, x: Tensor) -> Tensor:

@@ -3,32 +3,48 @@
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from kernels.kv_layer import INT4
 from services.worker.engine.formats.stored import Stored
+from services.worker.engine.parallel.shard import After, Shard
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-STORED = DTYPES | {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+STORED = DTYPES | {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": INT4}
 """Keys and values, likewise."""
-Linear = tuple[Tensor, Tensor | None]
-"""Weights [n, k] and bias [n]."""
+
+
+class Linear(NamedTuple):
+    weights: Tensor
+    """[n, k]"""
+    bias: Tensor | None
+    """[n]"""
+    after: After = ""
 
 
 class TorchWeights:
-    """As `Weights`."""
+    """As `Weights`, of one rank."""
 
     def __init__(
-        self, tensors: Mapping[str, Stored], dtype: torch.dtype, device: torch.device
+        self,
+        tensors: Mapping[str, Stored],
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard,
     ) -> None:
         self._tensors, self._dtype, self._device = tensors, dtype, device
+        self._shard = shard
         kinds = Counter(stored.kind for stored in tensors.values() if stored.is_quantized)
         for kind, count in sorted(kinds.items()):
             log.warning("%d matrices of %s are widened to %s", count, kind, dtype)
         self._made: dict[str, Tensor] = {}
+        self.linears: dict[int, Mapping[str, int]] = {}
+        """Output sizes of a matrix's layers, by name, by the id of its weights."""
 
     @property
     def num_parameters(self) -> int:
@@ -41,13 +57,17 @@ class TorchWeights:
         if not plus:
             return self._tensor(f"{name}.weight")
         # Of weights around 0 the sum has more digits than a narrow dtype.
-        stored = torch.from_numpy(self._tensors[f"{name}.weight"].float32())
-        self._made[name] = found = stored.to(self._device) + plus
+        stored = self._read(f"{name}.weight")
+        self._made[name] = found = stored.to(self._device, torch.float32) + plus
         return found
 
     def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> Linear:
         weights = self._stacked([f"{name}.weight" for name in layers])
-        return weights, self._stacked([f"{name}.bias" for name in layers]) if bias else None
+        self.linears[id(weights)] = layers
+        biases = [f"{name}.bias" for name in layers]
+        bias = bias and all(map(self._shard.has, biases))
+        (after,) = {self._shard.after(name) for name in layers}
+        return Linear(weights, self._stacked(biases) if bias else None, after)
 
     def _stacked(self, names: list[str]) -> Tensor:
         if len(names) == 1:
@@ -61,7 +81,8 @@ class TorchWeights:
         return self._made[name]
 
     def _moved(self, name: str) -> Tensor:
-        values = torch.from_numpy(self._tensors[name].values())
-        if values.dtype == torch.uint16:
-            values = values.view(torch.bfloat16)
-        return values.to(device=self._device, dtype=self._dtype)
+        return self._read(name).to(device=self._device, dtype=self._dtype)
+
+    def _read(self, name: str) -> Tensor:
+        values = torch.from_numpy(self._shard.part(name, self._tensors[name]).values())
+        return values.view(torch.bfloat16) if values.dtype == torch.uint16 else values

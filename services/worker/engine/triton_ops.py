@@ -9,10 +9,13 @@ from torch import Tensor
 from kernels import reference
 from kernels.heads import QkNorm, Scores
 from kernels.kv_layer import KvLayer
-from kernels.triton import activation, norm, rotary
+from kernels.mixture import Mixture
+from kernels.paged_batch import PagedBatch
+from kernels.triton import activation, experts, norm, rotary
 from kernels.triton.decode import Splits, decode
 from kernels.triton.embed import embed
 from kernels.triton.prefill import prefill
+from services.worker.engine.parallel.peers import Peers
 from services.worker.engine.step_inputs import DeviceStep
 from services.worker.engine.torch_weights import Linear
 
@@ -22,6 +25,9 @@ class Memory:
     """What stays from step to step."""
 
     layers: list[KvLayer]
+    """Of each layer of the model"""
+    groups: list[int]
+    """Likewise: which of the step's `batches` says where its keys and values lie"""
     angles: list[tuple[Tensor, Tensor]]
     """Of each rotary embedding cos and sin, float32 [context, dims / 2]"""
     splits: Splits
@@ -32,14 +38,19 @@ class Memory:
 class TritonOps:
     """Of one step, on tensors [T, features]; waits for nothing."""
 
-    def __init__(self, step: DeviceStep, memory: Memory, every_row: bool) -> None:
+    def __init__(self, step: DeviceStep, memory: Memory, peers: Peers, every_row: bool) -> None:
         """`every_row`: after each token one is sampled."""
         self._step, self._memory, self._every_row = step, memory, every_row
+        self._peers = peers
         self.states: Tensor | None = None
         """Of pooled tokens, if any is."""
 
     def embed(self, table: Tensor, scale: float = 1.0) -> Tensor:
-        return embed(self._step.token_ids, self._memory.tokens, table, scale)
+        ids, before = self._step.token_ids, self._memory.tokens
+        if self._peers.group is None:
+            return embed(ids, before, table, scale)
+        known = torch.where(ids < 0, before[(-1 - ids).clamp(min=0)].clamp(min=0), ids)
+        return self._peers.embed(table, known) * scale
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return norm.rms_norm(x, weight, epsilon)
@@ -53,7 +64,8 @@ class TritonOps:
         return norm.add_rms_norm(x, y, weight, epsilon)
 
     def linear(self, x: Tensor, weights: Linear) -> Tensor:
-        return F.linear(x, *weights)
+        y = F.linear(x, weights.weights, weights.bias)
+        return self._peers.whole(y, weights.after)
 
     def silu_mul(self, x: Tensor) -> Tensor:
         return activation.silu_and_mul(x)
@@ -61,20 +73,40 @@ class TritonOps:
     def gelu_mul(self, x: Tensor) -> Tensor:
         return activation.gelu_and_mul(x)
 
+    def experts(self, x: Tensor, mixture: Mixture[Linear]) -> Tensor:
+        logits = F.linear(x, mixture.router[0])
+        shares, chosen = reference.route(logits, mixture.chosen, mixture.normed)
+        of_each = mixture.experts, -1
+        gate_up, down = (one[0].unflatten(0, of_each) for one in (mixture.gate_up, mixture.down))
+        groups = experts.grouped(chosen, mixture.experts)
+        y = experts.of_experts(x, gate_up, groups, mixture.chosen)
+        y = experts.of_experts(activation.silu_and_mul(y), down, groups, chosen=0)
+        y = experts.mix(y, groups, shares)
+        y = self._peers.whole(y, mixture.down.after)
+        if shared := mixture.shared:
+            own = self.linear(self.silu_mul(self.linear(x, shared.gate_up)), shared.down)
+            y = y + self.linear(x, shared.gate).sigmoid() * own
+        return y
+
     def rotary(self, qkv: Tensor, layer: int, rope: int = 0, norm: QkNorm | None = None) -> Tensor:
-        batch, memory = self._step.batch, self._memory
+        batch, memory = self._batch(layer), self._memory
+        if norm is not None and self._peers.norms_all:
+            qkv, norm = self._peers.norm_all(qkv, norm), None
         return rotary.rotary_store(
             qkv, memory.angles[rope], batch.positions, batch.slots, memory.layers[layer], norm
         )
 
     def attention(self, queries: Tensor, layer: int, width: int, scores: Scores) -> Tensor:
-        batch, kv = self._step.batch, self._memory.layers[layer]
+        batch, kv = self._batch(layer), self._memory.layers[layer]
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         if batch.num_decodes:
             decode(out, queries, kv, batch, scores, self._memory.splits)
         if len(batch.tiles):
             prefill(out, queries, kv, batch, scores)
         return out.view(len(out), width)
+
+    def _batch(self, layer: int) -> PagedBatch:
+        return self._step.batches[self._memory.groups[layer]]
 
     def cap(self, x: Tensor, cap: float) -> Tensor:
         return reference.capped(x, cap)

@@ -18,14 +18,15 @@ from kernels.triton.decode import Splits
 from kernels.triton.launch import INTERPRETED
 from kernels.triton.prefill import queries_per_tile
 from kernels.triton.sampling import SamplerRoom, sample
+from services.worker.engine.adapters import Adapter
 from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.decode_graphs import DecodeGraphs
 from services.worker.engine.grammar.library import Words
-from services.worker.engine.kv_cache import block_shape
-from services.worker.engine.model_config import ModelConfig
+from services.worker.engine.kv_groups import places
 from services.worker.engine.models.registry import build_model
 from services.worker.engine.moment import Moment
+from services.worker.engine.parallel.peers import Peers
 from services.worker.engine.plan import Collected, StepPlan
 from services.worker.engine.rope import angle_tables
 from services.worker.engine.runner import choose_dtype, describe, stored_as
@@ -51,11 +52,12 @@ class Ticket:
 class TritonRunner:
     """See `Runner`."""
 
-    def __init__(self, config: EngineConfig, model: ModelConfig) -> None:
-        self._device = _device(config)
+    def __init__(self, config: EngineConfig, peers: Peers) -> None:
+        self._device, self._peers, shard = _device(config), peers, peers.shard
+        model = shard.config
         name = choose_dtype(config.dtype, model, "cuda", has_dot=False)
-        with open_checkpoint(config.model, model) as checkpoint:
-            weights = TorchWeights(checkpoint.tensors, DTYPES[name], self._device)
+        with open_checkpoint(config.model, shard.model) as checkpoint:
+            weights = TorchWeights(checkpoint.tensors, DTYPES[name], self._device, shard)
             self._model = build_model(model, weights)
             checkpoint.check_unchanged()
         self.info = describe(
@@ -80,14 +82,17 @@ class TritonRunner:
                 blocks=-(-context // config.block_size),
                 block_size=config.block_size,
                 scratch=blocks,
+                groups=len(self.info.kv_groups),
                 queries=queries_per_tile(model.num_heads // model.num_kv_heads),
             ),
             self._device,
         )
-        shape, stored = block_shape(model, config.block_size), STORED[stored_as(config, name)]
+        shape, stored = self.info.kv_shape_per_block, STORED[stored_as(config, name)]
+        lie = places(self.info.kv_groups)
         self.cache = TorchCache(blocks + 1, shape, stored, self._device)
         self._memory = Memory(
-            layers=[self.cache.layer(index) for index in range(model.num_layers)],
+            layers=[self.cache.layer(lie[index][1]) for index in range(model.num_layers)],
+            groups=[lie[index][0] for index in range(model.num_layers)],
             angles=[
                 (torch.from_numpy(cos).to(self._device), torch.from_numpy(sin).to(self._device))
                 for cos, sin in angle_tables(model, context)
@@ -116,7 +121,7 @@ class TritonRunner:
             step, rows = self._inputs.decodes(size), np.asarray(plan.sampled)
         else:
             step = self._inputs.load(plan, self._before)
-            ops = TritonOps(step, self._memory, every_row=False)
+            ops = TritonOps(step, self._memory, self._peers, every_row=False)
             logits = self._compute(step, ops)
             if ops.states is not None:
                 sums = sums_of(ops.states, plan)
@@ -148,13 +153,16 @@ class TritonRunner:
         results = launched.plan.results(sampled, launched.top, launched.sums)
         return Collected(results, launched.seconds)
 
+    def adapt(self, place: int, adapter: Adapter | None) -> None:
+        raise NotImplementedError("adapters on Triton's kernels: info.max_adapters is 0")
+
     def head_rows(self, ids: Sequence[int]) -> NDArray[np.float32]:
         return head_rows(self._model, ids)
 
     @torch.inference_mode()
     def _decode(self, rows: int) -> Tensor:
         step = self._inputs.decodes(rows)
-        return self._compute(step, TritonOps(step, self._memory, every_row=True))
+        return self._compute(step, TritonOps(step, self._memory, self._peers, every_row=True))
 
     def _compute(self, step: DeviceStep, ops: TritonOps) -> Tensor:
         logits: Tensor | None = self._model.forward(ops)

@@ -40,6 +40,7 @@ def warm_up(
     lengths up to a whole step; each up to a step that takes ENOUGH_S, and as long as there is time.
     Raises what the runner raises."""
     info = runner.info
+    groups = len(info.kv_groups)
     used: set[int] = set()
     pooling = None if info.generates else Pooling("last")
 
@@ -48,10 +49,19 @@ def warm_up(
         request = Request(
             f"warm-up {number}", [0] * tokens, Sampling(max_tokens=1), pooling=pooling
         )
-        made = Sequence(request, number, info.block_size, frozenset(), info.max_model_len, 0)
+        made = Sequence(
+            request, number, info.block_size, frozenset(), info.max_model_len, 0, num_groups=groups
+        )
         blocks = -(-(tokens + guesses) // info.block_size)
-        made.hold([(number * blocks + index) % info.num_blocks for index in range(blocks)])
-        used.update(made.blocks[(tokens - count) // info.block_size :])
+        first = number * groups * blocks
+        made.hold(
+            *(
+                [(first + group * blocks + index) % info.num_blocks for index in range(blocks)]
+                for group in range(groups)
+            )
+        )
+        for table in made.tables:
+            used.update(table[(tokens - count) // info.block_size :])
         made.num_computed = made.num_launched = tokens - count
         return made
 
@@ -75,7 +85,7 @@ def warm_up(
         return shape, collected.seconds
 
     rows = _grow(cost, decode, 1, 8, max_running)
-    room = info.num_blocks // rows * info.block_size
+    room = info.num_blocks // (rows * groups) * info.block_size
     cost.learn(*decode(rows, max(1, min(_LONG_CONTEXT, info.max_model_len, room))))
     if guesses:
         for each in (1, rows):

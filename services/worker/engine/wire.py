@@ -7,7 +7,7 @@ KV data travels as an out-of-band buffer: it is not copied into the pickle nor o
 are one program that trusts itself, hence pickle; nothing from the network is ever unpickled.
 
 To the engine: (operation, *arguments), see process.py. From it: `ModelInfo` first, then
-`StepOutput`, `LongStep`, `Snapshot` and, as the last, `Failure`.
+`StepOutput`, `LongStep`, `Snapshot`, `Done` and, as the last, `Failure`.
 """
 
 import pickle
@@ -28,6 +28,15 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Done:
+    """Answer to the operation `load_adapter`."""
+
+    number: int
+    why_not: str
+    """Empty: it is done."""
+
+
+@dataclass(frozen=True, slots=True)
 class LongStep:
     """A step begins that is expected to take so long that it is worth telling."""
 
@@ -39,6 +48,8 @@ class Failure:
     """The engine cannot go on: it did not load, or its loop failed."""
 
     message: str
+    killed: bool = False
+    """See EngineDied."""
 
 
 def encode(message: object) -> list[bytes | memoryview]:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import openai
+
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig
 from tests.support.ports import QUESTION, Port, refusal
 from tests.support.waiting import until
@@ -52,6 +54,23 @@ async def test_a_store_chooses_its_embedding_model(rig: Rig) -> None:
         narrow.update(plain.id, **wide),
         narrow.search(port.id, query="x"),
         narrow.files.create(port.id, file_id=await plain.file("b.md")),
+        reindexed(narrow, port.id),
     ):
         assert (await refusal(call))[0] == 403
     assert await narrow.search(plain.id, query="x")
+    await reindexed(narrow, plain.id)
+    key, _ = await rig.keys.create("acme", models=[MODEL, "wide"])
+    other = (await rig.openai(key)).vector_stores
+    for call in (
+        other.update(port.id, extra_body={"embedding_model": None}),
+        reindexed(other, plain.id),
+    ):
+        assert (await refusal(call))[0] == 403
+    assert (await told())["embedding_model"] == "wide"
+    await other.update(port.id, name="else")
+    await reindexed(other, port.id)
+
+
+async def reindexed(stores: openai.resources.AsyncVectorStores, id: str) -> None:
+    """At the tenant's cost, by the store's model."""
+    await stores._client.post(f"/vector_stores/{id}/reindexing", cast_to=dict)

@@ -5,7 +5,7 @@ import torch
 
 from kernels import reference
 from kernels.heads import Scores
-from kernels.kv_layer import FURTHEST
+from kernels.kv_layer import FURTHEST, INT4
 from kernels.triton import decode, prefill
 from kernels.triton.merge import merge
 from tests.support.paged import Paged, paged
@@ -76,8 +76,8 @@ def test_of_a_window_what_lies_before_is_not_seen(window: int) -> None:
     compare(case, queries(case, 4, 16, torch.float32), window)
 
 
-@pytest.mark.parametrize("stored", FURTHEST)
-def test_mixed_batches_of_eight_bits(stored: torch.dtype) -> None:
+@pytest.mark.parametrize("stored", [*FURTHEST, INT4])
+def test_mixed_batches_of_few_bits(stored: torch.dtype) -> None:
     torch.manual_seed(3)
     case = paged(
         [1, 1, 9, 33], [300, 5, 80, 33], 2, 32, stored=stored, queries=prefill.queries_per_tile(3)

@@ -8,7 +8,8 @@ import torch
 
 from kernels import reference
 from kernels.heads import QkNorm
-from kernels.triton import activation, embed, norm, rotary
+from kernels.kv_layer import INT4
+from kernels.triton import activation, embed, experts, norm, rotary
 from tests.support.paged import paged
 
 torch.set_num_threads(1)
@@ -51,6 +52,24 @@ def test_gates(width: int, dtype: torch.dtype) -> None:
     close(activation.gelu_and_mul(x), reference.gelu_and_mul(x))
 
 
+@each_dtype
+@pytest.mark.parametrize("rows", [1, 3, 90])
+def test_experts_compute_what_their_rows_make_of_them(rows: int, dtype: torch.dtype) -> None:
+    """Of a few rows, of as many as make several tiles of an expert, and of none."""
+    torch.manual_seed(4)
+    count, chosen, width, inner = 5, 2, 80, 24
+    x = torch.randn(rows, width).to(dtype)
+    gate_up = (torch.randn(count, 2 * inner, width) / 8).to(dtype)
+    down = (torch.randn(count, width, inner) / 4).to(dtype)
+    logits = torch.randn(rows, count)
+    logits[:, 3] = -9  # nobody's choice
+    shares, ids = reference.route(logits, chosen, normed=False)
+    groups = experts.grouped(ids, count)
+    y = experts.of_experts(x, gate_up, groups, chosen)
+    y = experts.of_experts(reference.silu_and_mul(y), down, groups, chosen=0)
+    close(experts.mix(y, groups, shares), reference.mixed(x, gate_up, down, shares, ids))
+
+
 @pytest.mark.parametrize("turned", [1, 0.75])
 @pytest.mark.parametrize("normed", ["", "head", "all"])
 @pytest.mark.parametrize(
@@ -60,6 +79,7 @@ def test_gates(width: int, dtype: torch.dtype) -> None:
         (torch.bfloat16, None),
         (torch.float32, torch.float8_e4m3fn),
         (torch.float32, torch.int8),
+        (torch.float32, INT4),
     ],
 )
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 2, 64), (9, 3, 24), (8, 1, 128)])

@@ -166,11 +166,18 @@ def test_pools_have_settings_of_their_own() -> None:
         ({"name": "a#b"}, "name"),
         ({"name": ""}, "name"),
         ({"pool": {}}, "pool"),
+        ({"adapters": {"a#b": "/p"}}, "adapters"),
     ],
 )
 def test_a_wrong_model_is_refused_by_the_name_of_its_field(wrong: Any, told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         ModelSpec.model_validate({"name": "m", "path": "p", **wrong})
+
+
+def test_an_adapter_of_a_models_name_is_refused() -> None:
+    one, two = ({"name": name, "path": "p"} for name in ("tiny", "other"))
+    with pytest.raises(ValidationError, match="two models are called tiny"):
+        Settings.model_validate({"models": [one, two | {"adapters": {"tiny": "/p"}}]})
 
 
 def test_two_models_of_one_name_are_refused() -> None:

@@ -214,7 +214,7 @@ def test_a_tokenizer_beside_the_file_is_taken_if_it_is_the_models(folder: Path) 
         ({"general.architecture": "mamba"}, "general.architecture 'mamba' is not supported"),
         ({"general.architecture": 5}, "general.architecture 5 is not supported"),
         ({"split.count": 3}, "one of several files"),
-        ({"llama.expert_count": 8}, "mixtures of experts"),
+        ({"general.architecture": "qwen2", "qwen2.expert_count": 8}, "mixtures of experts"),
         ({"llama.block_count": "many"}, "key llama.block_count is not a number"),
         ({"llama.attention.head_count": np.ones(3, np.int32)}, "head_count has 3 items"),
         ({"llama.rope.scaling.type": "longrope"}, "rope.scaling.type 'longrope'"),

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,6 +89,26 @@ def generate(engine: Engine, prompts: Sequence[list[int]], sampling: Sampling) -
     """The output tokens of each prompt, all run together."""
     run = drive(engine, [Request(str(i), p, sampling) for i, p in enumerate(prompts)])
     return [run.tokens[str(i)] for i in range(len(prompts))]
+
+
+def assert_moves(request: Request, tokens: list[int], prefill: Engine, decode: Engine) -> None:
+    """It answers the same `tokens`, more than nine, where its prompt is computed by another engine
+    and handed over, and where it goes on elsewhere after nine."""
+    name = request.request_id
+    decode.add(replace(request, remote_prefill=True))
+    decode.step()
+    for step in drive(prefill, [replace(request, prefill_only=True, export_kv="inline")]).steps:
+        for blocks in step.kv_exports:
+            decode.write_kv(blocks)
+    decode.start_decode(name, tokens[0])
+    assert drive(decode, []).tokens[name] == tokens[1:]
+    rest = replace(
+        request,
+        prompt_token_ids=request.prompt_token_ids + tokens[:9],
+        sampling=replace(request.sampling, max_tokens=request.sampling.max_tokens - 9),
+        generated_prefix=9,
+    )
+    assert drive(prefill, [rest]).tokens[name] == tokens[9:]
 
 
 FailsAt = Literal["launch", "collect"]

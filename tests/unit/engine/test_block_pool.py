@@ -22,6 +22,9 @@ def test_hashes_are_chained_salted_and_of_full_blocks_only() -> None:
     assert set(hashes).isdisjoint(block_hashes(tokens, 4, b"other"))
     # The same block after another beginning is another block.
     assert block_hashes([9, *tokens[1:]], 4, b"tenant")[1] != hashes[1]
+    of_adapters = [block_hashes(tokens, 4, b"tenant", adapter) for adapter in ("a", "b")]
+    assert not {*hashes} & {*of_adapters[0]} | {*hashes, *of_adapters[0]} & {*of_adapters[1]}
+    assert root_hash(b"tenant", "a") != root_hash(b"tenanta")
     assert block_hashes([], 4, b"") == block_hashes([1, 2, 3], 4, b"") == []
 
 
@@ -104,6 +107,20 @@ def test_withdraw_takes_bad_content_out_unless_another_relies_on_it() -> None:
     pool.withdraw(blocks)
     assert pool.snapshot() == [shared]
     pool.check([blocks, blocks[1:]])
+
+
+def test_what_is_forgotten_is_found_no_more_unless_somebody_holds_it() -> None:
+    pool = BlockPool(3, 4, 2)
+    gone, held, other = names(3)
+    blocks = pool.allocate(3)
+    for block, name, group in zip(blocks, (gone, held, other), (0, 0, 1), strict=True):
+        pool.publish(block, name, group)
+    pool.free([blocks[0], blocks[2]])
+    pool.forget([gone, held, other], 0)
+    assert pool.snapshot() == [held]
+    assert pool.holds(other, 1)
+    assert pool.take_events()[-1] == KvEvents(False, [gone])
+    pool.check([blocks[1:2]])
 
 
 def test_events_replayed_on_a_snapshot_lead_to_the_same_state() -> None:

@@ -1,6 +1,6 @@
-"""Cells of docs/engine.md that say "no matter" and "as any": a prompt found in the cache, one
-computed in chunks, an answer beside others of all ways. Each way of asking gives the tokens that it
-gives alone."""
+"""Cells of docs/engine.md that say "no matter" and "as any": a prompt found in the cache, one that
+comes from disk, one computed in chunks, an answer beside others of all ways. Each way of asking
+gives the tokens that it gives alone."""
 
 import json
 from pathlib import Path
@@ -13,6 +13,7 @@ from services.worker.engine.engine import Engine
 from services.worker.engine.messages import Constraint
 from tests.support.checkpoint import write_checkpoint
 from tests.unit.engine.driving import drive, make_engine
+from tests.unit.engine.test_kv_tiers import counts, evict
 
 PROMPT = list(range(10, 110))
 ASKED: dict[str, dict[str, Any]] = {
@@ -47,12 +48,20 @@ def alone(folder: Path) -> dict[str, list[int]]:
     return {one.request_id: drive(engine, [one]).tokens[one.request_id] for one in requests()}
 
 
-@pytest.mark.parametrize("way", ["cached", "chunked", "together"])
-def test_what_does_not_matter_does_not(folder: Path, alone: dict[str, list[int]], way: str) -> None:
-    engine = make_engine(folder, max_batched_tokens=16 if way == "chunked" else 256)
-    if way == "cached":
+@pytest.mark.usefixtures("loading_pays")
+@pytest.mark.parametrize("way", ["cached", "disk", "chunked", "together"])
+def test_what_does_not_matter_does_not(
+    folder: Path, alone: dict[str, list[int]], way: str, tmp_path: Path
+) -> None:
+    disk = {"kv_disk_dir": str(tmp_path), "checkpoint": "it"} if way == "disk" else {}
+    engine = make_engine(folder, max_batched_tokens=16 if way == "chunked" else 256, **disk)
+    if way in ("cached", "disk"):
         drive(engine, [Request("before", PROMPT, Sampling(1))])
     for group in [requests()] if way == "together" else [[one] for one in requests()]:
+        before = 0
+        if way == "disk":
+            evict(engine)
+            before = counts(engine).loaded
         run = drive(engine, group)
         for one in group:
             name = one.request_id
@@ -60,8 +69,9 @@ def test_what_does_not_matter_does_not(folder: Path, alone: dict[str, list[int]]
             assert run.tokens[name] == alone[name], name
             usage = run.last[name].usage
             assert usage is not None
-            reads = way == "cached" and name != "prompt logprobs"
+            reads = way in ("cached", "disk") and name != "prompt logprobs"
             assert (usage.cached_tokens > 0) or not reads
+            assert way != "disk" or (counts(engine).loaded > before) == reads
             told = [o for s in run.steps for o in s.outputs if o.request_id == name]
             scores = [p for o in told for p in o.prompt_logprobs or ()]
             assert len(scores) == (99 if name == "prompt logprobs" else 0)

@@ -23,6 +23,7 @@ from services.worker.engine.cpu_weights import CpuWeights
 from services.worker.engine.formats.stored import Plain
 from services.worker.engine.model_config import UnsupportedModel
 from services.worker.engine.models.registry import build_model, read_config
+from services.worker.engine.parallel.shard import Shard
 from tests.unit.engine import checkpoints
 from tests.unit.engine.driving import generate, greedy, make_engine, make_prompts
 
@@ -39,7 +40,7 @@ def load(
     quantization: str = "auto",
 ) -> CpuWeights:
     directory = None if packed_dir is None else str(packed_dir)
-    about = read_config(folder), dtype, directory, threads, quantization
+    about = Shard(read_config(folder)), dtype, directory, threads, quantization
     return CpuWeights(Library(built()[0]), str(folder), *about)
 
 
@@ -49,8 +50,12 @@ def no_packing(*_: object) -> None:
 
 @pytest.mark.parametrize(
     "how",
-    [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}],
-    ids=["float32", "bfloat16", "int8", "int4"],
+    [
+        {},
+        {"dtype": "bfloat16"},
+        *({"quantization": one} for one in ("int8", "int4", "fp8", "w8a8")),
+    ],
+    ids=["float32", "bfloat16", "int8", "int4", "fp8", "w8a8"],
 )
 @pytest.mark.parametrize("variant", ["gqa", "mha-tied", "biases"])
 def test_pieces_and_threads_make_no_difference(
@@ -68,7 +73,7 @@ def test_pieces_and_threads_make_no_difference(
             np.testing.assert_array_equal(in_pieces._memory, whole._memory)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
 def test_rounding_takes_little_memory_beside(tmp_path: Path, quantization: str) -> None:
     """Of a matrix of two million weights: not their floats, and what is computed of those."""
     checkpoints.make(tmp_path, "gqa", intermediate_size=16384, num_hidden_layers=1)
@@ -196,7 +201,7 @@ def test_what_is_packed_otherwise_is_another_file(
         if len(built()) == 1:
             pytest.skip("there is one only")
         library, config = Library(built()[-1]), read_config(checkpoint())
-        second = CpuWeights(library, str(checkpoint()), config, "float32", str(tmp_path), 1)
+        second = CpuWeights(library, str(checkpoint()), Shard(config), "float32", str(tmp_path), 1)
     elif other == "rounding":
         (tmp_path / "other.py").write_text("")
         monkeypatch.setattr(library_module, "_ROUNDING", tmp_path / "other.py")

@@ -236,6 +236,24 @@ async def test_a_failure_while_it_loads_is_told_to_who_starts_it(rig: Rig) -> No
         await asyncio.wait_for(starting, 20)
 
 
+async def test_who_starts_it_goes_on_before_any_step_is_told(rig: Rig) -> None:
+    """An engine may have news before it is asked for anything: of what lies on its disk."""
+    told: list[list[Any]] = []
+
+    async def own() -> None:
+        await rig.client.start()
+        told.append(rig.told[:])
+
+    owning = asyncio.create_task(own())
+    await until(lambda: bool(rig.started))
+    await rig.process.hear()
+    step = StepOutput(1, 0, 0, LOAD, 0)
+    rig.process.say(INFO, step)
+    await asyncio.wait_for(owning, 20)
+    assert told == [[]]
+    await until(lambda: rig.told == [step])
+
+
 async def test_a_start_that_nobody_awaits_any_more_ends_its_process(rig: Rig) -> None:
     starting = asyncio.create_task(rig.client.start())
     await until(lambda: bool(rig.started))

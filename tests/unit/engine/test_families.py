@@ -2,6 +2,7 @@
 do here is refused by name."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from services.worker.engine.model_config import ModelConfig, UnsupportedModel
 from services.worker.engine.models.gemma2 import embedding_scale
 from services.worker.engine.models.registry import FAMILIES, read_config
 from services.worker.engine.rope import build_rope
-from services.worker.engine.weights import shapes
+from services.worker.engine.weights import Shape, shapes
 from tests.unit.engine import checkpoints
 from tests.unit.engine.driving import generate, greedy, make_engine, make_prompts
 from tests.unit.engine.published import PUBLISHED
@@ -29,6 +30,24 @@ def test_each_family_has_one_that_is_published() -> None:
     assert {config["architectures"][0] for config in PUBLISHED.values()} == set(FAMILIES)
 
 
+def as_saved(tensors: dict[str, Shape], kind: str) -> Iterator[tuple[str, Shape]]:
+    """Experts that transformers stacks are tensors of their own in files."""
+    at, gate, up, down = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}.get(
+        kind, ("mlp", "gate_proj", "up_proj", "down_proj")
+    )
+    for name, shape in tensors.items():
+        own = name.replace(".mlp.", f".{at}.")
+        before, _, stacked = own.partition(".experts.")
+        for expert in range(shape[0]) if stacked else ():
+            if stacked == "gate_up_proj":
+                for one in (gate, up):
+                    yield f"{before}.experts.{expert}.{one}.weight", (shape[1] // 2, shape[2])
+            else:
+                yield f"{before}.experts.{expert}.{down}.weight", shape[1:]
+        if not stacked:
+            yield own, shape
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_is_read_as_by_transformers(name: str, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -38,7 +57,7 @@ def test_a_published_config_is_read_as_by_transformers(name: str, tmp_path: Path
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(theirs)
     tensors = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
-    assert shapes(config) == tensors
+    assert shapes(config) == dict(as_saved(tensors, theirs.model_type))
     assert config.rms_norm_epsilon == theirs.rms_norm_eps
     assert config.attention_scale == model.model.layers[0].self_attn.scaling
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -130,8 +149,13 @@ def test_embeddings_are_scaled_in_the_digits_of_their_dtype() -> None:
     ("name", "changes", "words"),
     [
         ("gemma-3-1b-it", {"architectures": ["Gemma3ForConditionalGeneration"]}, "Gemma3ForCond"),
-        ("Qwen3-0.6B", {"architectures": ["Qwen3MoeForCausalLM"]}, "'Qwen3MoeForCausalLM' is not"),
-        ("Mistral-7B-v0.1", {"architectures": ["MixtralForCausalLM"]}, "'MixtralForCausalLM'"),
+        ("Qwen3-0.6B", {"architectures": ["OlmoeForCausalLM"]}, "'OlmoeForCausalLM' is not"),
+        ("Qwen1.5-MoE-A2.7B", {"use_sliding_window": True}, "use_sliding_window True"),
+        ("Qwen3-30B-A3B", {"num_experts_per_tok": 129}, "num_experts_per_tok 129 is above num_exp"),
+        ("Qwen3-30B-A3B", {"num_experts": 10**6}, "num_experts 1000000 is above 1024"),
+        ("Qwen3-30B-A3B", {"mlp_only_layers": "all"}, "mlp_only_layers 'all' is no list"),
+        ("Qwen3-30B-A3B", {"decoder_sparse_step": 0}, "decoder_sparse_step 0 is not a number"),
+        ("Mixtral-8x7B-v0.1", {"num_local_experts": None}, "num_local_experts is missing"),
         ("Mistral-7B-v0.1", {"sliding_window": 0}, "sliding_window 0 is not a number above 0"),
         ("Mistral-7B-v0.1", {"sliding_window": 0.5}, "sliding_window 0.5 is not a whole number"),
         ("Mistral-7B-v0.1", {"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq'"),

@@ -20,6 +20,7 @@ from services.worker.engine.formats.gguf import header_of, tensors_of
 from services.worker.engine.model_config import UnsupportedModel
 from services.worker.engine.models.registry import read_config
 from tests.support import gguf
+from tests.support.programs import whole
 from tests.support.tokenizers import byte_level
 from tests.unit.engine import checkpoints
 from tests.unit.engine.driving import assert_near, generate, greedy, make_engine
@@ -57,12 +58,18 @@ def logits_of(folder: Path, monkeypatch: pytest.MonkeyPatch, **how: Any) -> torc
     return torch.cat(seen)
 
 
-@pytest.mark.parametrize("variant", ["gqa", "mha-tied", "biases", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "variant", ["gqa", "mha-tied", "biases", "qwen2", "qwen3", "mixtral", "qwen3-moe"]
+)
 def test_what_is_computed_is_of_the_values_that_blocks_stand_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     """Of each family: names, the order of its heads' rows, biases, norms, a tied head."""
-    own = {"use_sliding_window": False} if variant == "qwen2" else {}
+    own: dict[str, Any] = {"use_sliding_window": False} if variant == "qwen2" else {}
+    if variant == "mixtral":
+        own = {"sliding_window": None}
+    if variant == "qwen3-moe":
+        own = {"norm_topk_prob": True, "mlp_only_layers": []}
     mine, theirs = made(tmp_path, "Q4_0", variant, **own)
     for kernels in (built()[0], "reference"):
         assert_near(
@@ -90,33 +97,39 @@ def test_values_are_those_of_the_type(tmp_path: Path, type_: str) -> None:
                 )
 
 
+@pytest.mark.parametrize(
+    ("type_", "best", "bits"),
+    [("Q4_0", "int4", 4.5), ("Q5_0", "int8_groups", 8.5), ("Q8_0", "int8_groups", 8.5)],
+)
 def test_what_the_kernels_hold_is_taken_to_the_bit(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, type_: str, best: str, bits: float
 ) -> None:
-    """Q4_0 is int4 in groups of 32; nothing is said, as nothing is changed."""
-    mine, theirs = made(tmp_path, "Q4_0")
+    """By groups of 32; nothing is said, as nothing is changed."""
+    mine, theirs = made(tmp_path, type_)
     with caplog.at_level(logging.WARNING):
         engine = make_engine(mine)
     assert "matrices" not in caplog.text
     info = make_engine(theirs).info
     assert engine.info.num_parameters == info.num_parameters
-    assert engine.info.parameter_bytes < 0.16 * info.parameter_bytes  # 4.5 bits for 32, and norms
+    # Of 32, and norms.
+    assert engine.info.parameter_bytes < (bits / 32 + 0.02) * info.parameter_bytes
     with open_checkpoint(mine, read_config(mine)) as found:
         for name, stored in found.tensors.items():
             if len(stored.shape) > 1:
-                nibbles, scales = stored.narrow(8, 32)
-                values = (nibbles.astype(np.float32) - 8) * np.repeat(
-                    scales.astype(np.float32), 32, axis=1
-                )
-                np.testing.assert_array_equal(values, stored.float32(8, 32), name)
+                assert stored.held[0] == best
+                for to in stored.held:
+                    numbers, scales = whole(to, *stored.narrow(8, 32, to))
+                    values = numbers.astype(np.float32) * scales
+                    np.testing.assert_array_equal(values, stored.float32(8, 32), name)
 
 
 @pytest.mark.parametrize(
     ("type_", "quantization", "words"),
     [
-        ("Q8_0", "auto", "16 matrices of Q8_0 are widened to bfloat16"),
+        ("Q4_1", "auto", "16 matrices of Q4_1 are widened to bfloat16"),
         ("Q6_K", "auto", "16 matrices of Q6_K are widened to bfloat16"),
-        ("Q8_0", "int8", "16 matrices of Q8_0 are rounded again, to int8"),
+        ("Q4_1", "int8", "16 matrices of Q4_1 are rounded again, to int8"),
+        ("Q8_0", "int4", "14 matrices of Q8_0 are rounded again, to int4"),
         ("Q6_K", "int4", "14 matrices of Q6_K are rounded again, to int4"),
     ],
 )
@@ -133,10 +146,11 @@ def test_what_is_changed_is_said(
     assert words in caplog.text
 
 
-def test_fewer_bits_stay_where_more_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("type_", ["Q4_0", "Q8_0"])
+def test_as_few_bits_stay_where_as_many_or_more_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_: str
 ) -> None:
-    mine, _ = made(tmp_path, "Q4_0")
+    mine, _ = made(tmp_path, type_)
     as_it_is = logits_of(mine, monkeypatch)
     torch.testing.assert_close(
         logits_of(mine, monkeypatch, quantization="int8"), as_it_is, rtol=0, atol=0
@@ -171,7 +185,7 @@ def test_frequencies_that_the_file_divides_are_llama_3s(
 
 
 def test_a_start_says_what_will_be_changed(tmp_path: Path) -> None:
-    for type_, told in (("Q4_0", []), ("Q8_0", ["m: 16 matrices of Q8_0 are widened, or rounded"])):
+    for type_, told in (("Q8_0", []), ("Q4_1", ["m: 16 matrices of Q4_1 are widened, or rounded"])):
         made(tmp_path / type_, type_)
         spec = ModelSpec(name="m", path=str(tmp_path / type_ / "model.gguf"))
         said: list[str] = []

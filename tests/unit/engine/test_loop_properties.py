@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from services.worker.engine import (
@@ -26,6 +26,8 @@ from services.worker.engine import (
 )
 from services.worker.engine import engine as engine_module
 from services.worker.engine.engine import Engine
+from services.worker.engine.executor import Local
+from services.worker.engine.kv_groups import KvGroup, most_tokens
 from services.worker.engine.plan import StepPlan
 from services.worker.engine.sequence import Sequence
 from tests.unit.engine.arrivals import Arrival, arrivals
@@ -39,6 +41,7 @@ from tests.unit.engine.memory_runner import (
     next_token,
     numbers,
 )
+from tests.unit.engine.memory_tier import ANSWERS, Answer, MemoryTier
 
 Loop = Literal["plain", "overlapped", "guessing"]
 BAD = 9
@@ -47,6 +50,8 @@ POOLINGS = {"last": Pooling("last"), "mean": Pooling("mean")}
 ARRIVALS = st.tuples(arrivals, st.sampled_from(["", "", "", *POOLINGS])).map(
     lambda both: replace(both[0], kind=both[1] or both[0].kind)
 )
+WINDOWS = st.sampled_from([(0,), (0,), (3,), (6,), (0, 2), (0, 5), (0, 4, 4), (7, 3)])
+"""Of a model's KV groups; each group takes blocks for itself."""
 MOST_BAD = 2  # requests: of three steps in a row that fail wholly, the engine ends
 
 
@@ -99,15 +104,30 @@ class World:
 
     def _answer(self, name: str, prompt: list[int]) -> None:
         """A prompt that another engine computed."""
-        size = self.engine.info.block_size
-        count = -(-len(prompt) // size)
-        contents = [tuple(prompt[: place + 1]) for place in range(len(prompt))]
-        contents += [()] * (count * size - len(prompt))
-        data = b"".join(self.runner.encode(content) for content in contents)
-        self.engine.write_kv(KvBlocks(name, 0, count, data))
+        blocks = self._handed(prompt)
+        data = b"".join(
+            self.runner.encode(content)
+            for groups in blocks
+            for block in groups
+            for content in block
+        )
+        self.engine.write_kv(KvBlocks(name, 0, len(blocks), data))
         first = next_token(tuple(prompt))
         self.tokens[name].append(first)
         self.engine.start_decode(name, first)
+
+    def _handed(self, prompt: list[int]) -> list[list[list[Content]]]:
+        """Of each block of a prompt, and of each KV group of which it is handed over: contents."""
+        info, whole = self.engine.info, tuple(prompt)
+        size, count = info.block_size, len(whole)
+        return [
+            [
+                [whole[: at + 1] if at < count else () for at in range(first, first + size)]
+                for group in info.kv_groups
+                if first // size >= group.first_seen(count, size)
+            ]
+            for first in range(0, count, size)
+        ]
 
     def step(self) -> None:
         output = self.engine.step()
@@ -160,11 +180,13 @@ class World:
                     assert got == whole
 
     def _check_exports(self, name: str, prompt: list[int]) -> None:
-        size = self.engine.info.block_size
-        exports = self.exported[name]
-        assert [e.first_block for e in exports] == list(range(-(-len(prompt) // size)))
-        contents = [content for e in exports for content in self.runner.decode(e.data)]
-        assert contents[: len(prompt)] == [tuple(prompt[: i + 1]) for i in range(len(prompt))]
+        exports = {export.first_block: export for export in self.exported[name]}
+        for index, groups in enumerate(self._handed(prompt)):
+            wanted = [content for block in groups for content in block]
+            got = self.runner.decode(exports.pop(index).data) if groups else []
+            told = zip(got, wanted, strict=True)
+            assert all(one == other for one, other in told if other)
+        assert not exports
 
 
 @contextmanager
@@ -174,12 +196,14 @@ def engine_on_memory(
     block_size: int,
     budget: int,
     max_running: int,
+    windows: tuple[int, ...],
     late: Iterator[bool],
     fails: Iterator[bool],
     more: Iterator[int],
+    tier: MemoryTier | None = None,
 ) -> Iterator[World]:
-    """`more`: how many tokens a row samples beside its first, or what an oracle's guesses are drawn
-    from."""
+    """`windows`: of its KV groups. `more`: how many tokens a row samples beside its first, or what
+    an oracle's guesses are drawn from. `tier`: below the device."""
 
     def right(sequence: Sequence, count: int) -> list[int]:
         tokens = tuple(sequence.tokens)
@@ -192,10 +216,14 @@ def engine_on_memory(
         by_itself = next(fails, False) and len(plan.lengths) > 1
         return by_itself or any(BAD in content for content in contents)
 
+    groups = tuple(KvGroup((layer,), window) for layer, window in enumerate(windows))
+    at_once = max(budget, max_running) * (1 + (loop == "overlapped"))
+    context = most_tokens(groups, num_blocks, block_size, at_once, num_blocks * block_size)
+    assume(context > 1)
     info = ModelInfo(
         architecture="memory",
         vocab_size=VOCAB,
-        max_model_len=num_blocks * block_size,
+        max_model_len=context,
         eos_token_ids=(EOS,),
         dtype="float32",
         device="cpu",
@@ -211,6 +239,7 @@ def engine_on_memory(
         kv_bytes_per_block=8 * block_size,
         kv_shape_per_block=(1, 1, 1, block_size, 2),
         kv_format="none",
+        kv_groups=groups,
     )
     guesses = loop == "guessing"
     runner = MemoryRunner(
@@ -219,8 +248,9 @@ def engine_on_memory(
     oracle = Oracle(right, 9, lambda below: next(more, 0) % below)
     with (
         mock.patch.object(engine_module, "NgramProposer", return_value=oracle),
-        mock.patch.object(engine_module, "make_runner", return_value=runner),
+        mock.patch.object(engine_module, "make_executor", return_value=Local(runner)),
         mock.patch.object(engine_module, "warm_up"),
+        mock.patch.object(engine_module, "make_tier", return_value=tier),
         mock.patch.object(kv_transfer, "PIECE_BYTES", 1),
     ):
         config = EngineConfig(
@@ -238,13 +268,15 @@ def engine_on_memory(
 @settings(max_examples=200, deadline=None)
 @given(
     plan=st.lists(ARRIVALS, min_size=1, max_size=10),
-    num_blocks=st.integers(3, 12),
+    num_blocks=st.integers(3, 24),
+    windows=WINDOWS,
     block_size=st.sampled_from([1, 2, 4]),
     budget=st.integers(1, 16),
     max_running=st.integers(1, 5),
     late=st.lists(st.booleans(), max_size=40),
     fails=st.lists(st.sampled_from([False] * 7 + [True]), max_size=40),
     more=st.lists(st.sampled_from([0, 0, 1, 2, 5]), max_size=40),
+    disk=st.none() | st.lists(st.sampled_from(ANSWERS), max_size=60),
 )
 def test_everybody_gets_what_he_would_get_alone(
     loop: Loop,
@@ -253,9 +285,11 @@ def test_everybody_gets_what_he_would_get_alone(
     block_size: int,
     budget: int,
     max_running: int,
+    windows: tuple[int, ...],
     late: list[bool],
     fails: list[bool],
     more: list[int],
+    disk: list[Answer] | None,
 ) -> None:
     pending = sorted(plan, key=lambda arrival: arrival.at_step)
     limit = 31 + sum(len(a.prompt) + a.max_tokens * 21 + a.remote_delay + 10 for a in plan) * 2
@@ -265,9 +299,11 @@ def test_everybody_gets_what_he_would_get_alone(
         block_size,
         budget,
         max_running,
+        windows,
         iter(late),
         iter(fails),
         iter(more),
+        None if disk is None else MemoryTier(iter(disk)),
     ) as world:
         engine = world.engine
         while pending or engine.scheduler.sequences or engine.has_work:

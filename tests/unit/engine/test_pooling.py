@@ -296,7 +296,7 @@ POOLING = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
     [
         ({"architectures": ["BertModel"]}, {}, "'BertModel' is not supported"),
         ({"architectures": ["LlamaForTokenClassification"]}, {}, "LlamaForTokenClassification"),
-        ({"architectures": ["Qwen3MoeModel"]}, {}, "Qwen3MoeModel"),
+        ({"architectures": ["OlmoeModel"]}, {}, "OlmoeModel"),
         ({"is_causal": False}, {}, "is_causal False"),
         (
             {"architectures": ["LlamaForSequenceClassification"], "id2label": []},

@@ -4,7 +4,6 @@ kernels and in all ways of going through an engine; where it does not fit it is 
 import functools
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from services.worker.engine.config import QUANTIZATIONS
 from services.worker.engine.engine import Engine
 from tests.unit.engine import checkpoints
 from tests.unit.engine.driving import (
+    assert_moves,
     assert_near,
     drive,
     generate,
@@ -53,7 +53,7 @@ def copy_of_rounded(folder: Path, to: Path, quantization: str) -> Path:
     shutil.copytree(folder, to)
     tensors = load_file(to / "model.safetensors")
     for name, tensor in tensors.items():
-        if tensor.dim() == 2:
+        if tensor.dim() == 2 and not name.endswith("gate.weight"):  # of experts
             table = "embed_tokens" in name or "lm_head" in name
             values = rounded(tensor.float().numpy(), "int8" if table else quantization)
             tensors[name] = torch.from_numpy(values)
@@ -91,15 +91,18 @@ def test_what_is_computed_is_of_the_values_that_weights_stand_for(
             checkpoint(variant), output, monkeypatch, quantization=quantization, kernels=kernels
         )
         theirs = logits_by(folder, output, monkeypatch, kernels=kernels)
-        assert_near(mine, theirs)
+        if quantization == "w8a8":  # rows are rounded, too: to the bit in test_cpu_w8a8.py
+            assert 0 < (mine - theirs).norm() < 0.1 * theirs.norm()
+        else:
+            assert_near(mine, theirs)
 
 
 def test_weights_take_less(checkpoint: Checkpoint) -> None:
-    """Than float32: int8 a quarter, and a scale for each row of 64; of int4 the tables, too."""
+    """Than float32: 8 bits a quarter, and a scale for each row of 64; of int4 the tables, too."""
     wide, *narrow = (make_engine(checkpoint(), quantization=q).info for q in QUANTIZATIONS)
     assert {one.num_parameters for one in narrow} == {wide.num_parameters}
     shares = [one.parameter_bytes / wide.parameter_bytes for one in narrow]
-    assert shares[0] < 0.3
+    assert shares[0] == shares[2] == shares[3] < 0.3
     assert shares[1] < 0.23
 
 
@@ -111,8 +114,9 @@ def test_each_quantization_is_packed_in_a_file_of_its_own(
         make_engine(checkpoint(), quantization=q, **settings).info.weights
         for q in (*QUANTIZATIONS, *QUANTIZATIONS)
     ]
-    assert places[:3] == places[3:]
-    assert len(set(places)) == len(list(tmp_path.glob("*.packed"))) == 3
+    each = len(QUANTIZATIONS)
+    assert places[:each] == places[each:]
+    assert len(set(places)) == len(list(tmp_path.glob("*.packed"))) == each
 
 
 @pytest.fixture(scope="module", params=QUANTIZATIONS[1:])
@@ -169,21 +173,7 @@ def test_a_split_and_going_on_elsewhere_change_nothing(
 ) -> None:
     prefill, decode = (make_engine(checkpoint(), quantization=quantization) for _ in range(2))
     one = work()[0]
-    name, tokens = one.request_id, alone[one.request_id]
-    decode.add(replace(one, remote_prefill=True))
-    decode.step()
-    for step in drive(prefill, [replace(one, prefill_only=True, export_kv="inline")]).steps:
-        for blocks in step.kv_exports:
-            decode.write_kv(blocks)
-    decode.start_decode(name, tokens[0])
-    assert drive(decode, []).tokens[name] == tokens[1:]
-    rest = replace(
-        one,
-        prompt_token_ids=one.prompt_token_ids + tokens[:9],
-        sampling=replace(one.sampling, max_tokens=one.sampling.max_tokens - 9),
-        generated_prefix=9,
-    )
-    assert drive(prefill, [rest]).tokens[name] == tokens[9:]
+    assert_moves(one, alone[one.request_id], prefill, decode)
 
 
 def test_a_weight_that_is_no_number_is_told_as_without(
@@ -208,24 +198,28 @@ def test_answers_are_near_those_of_the_weights_as_they_are(checkpoint: Checkpoin
         for q in QUANTIZATIONS
     )
     same = [sum(a == b for a, b in zip(exact, one, strict=True)) for one in near]
+    of_8_bits = same[0], same[2], same[3]
+    assert min(of_8_bits) >= 15
     assert same[0] >= 20
     assert same[1] >= 5  # by chance hardly one
 
 
 def test_rounded_weights_are_another_checkpoint(checkpoint: Checkpoint) -> None:
     """So nobody goes on with them what others began, and no KV goes from one to the other."""
-    found = {digest(checkpoint(), q) for q in ("", "int8", "int4")}
-    assert len(found) == 3
+    found = {digest(checkpoint(), q) for q in ("", *QUANTIZATIONS[1:])}
+    assert len(found) == len(QUANTIZATIONS)
     assert {len(one) for one in found} == {16}
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"quantization": "int3"}, "quantization must be one of auto, int8, int4, is 'int3'"),
+        ({"quantization": "int3"}, "must be one of auto, int8, int4, fp8, w8a8, is 'int3'"),
         ({"quantization": "int8", "device": "cuda"}, "needs the C.. kernels of a CPU, device is"),
         ({"quantization": "int8", "kernels": "reference"}, "of a CPU, kernels are 'reference'"),
         ({"quantization": "int8", "kernels": "triton"}, "of a CPU, kernels are 'triton'"),
+        ({"quantization": "fp8", "device": "cuda"}, "needs the C.. kernels of a CPU, device is"),
+        ({"quantization": "w8a8", "kernels": "reference"}, "of a CPU, kernels are 'reference'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
@@ -242,6 +236,8 @@ def test_what_the_kernels_cannot_is_refused_before_weights_are_read(tmp_path: Pa
     odd = checkpoints.make(tmp_path / "odd", "gqa", num_attention_heads=2, head_dim=48)
     for folder, quantization, words in (
         (narrow, "int8", "intermediate_size 98 is no multiple of 4"),
+        (narrow, "fp8", "intermediate_size 98 is no multiple of 4"),
+        (narrow, "w8a8", "intermediate_size 98 is no multiple of 4"),
         (narrow, "int4", "intermediate_size 98 is no multiple of 64"),
         (odd, "int4", "num_attention_heads . head_dim 96 is no multiple of 64"),
         (heads, "int8", "head_dim"),

@@ -3,11 +3,13 @@ as compressed-tensors' own files are."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_tensors
 
 from kernels.cpu.library import built
 from kernels.cpu.matrix import rounded
@@ -43,7 +45,7 @@ def refused(model: Path, format_: str, to: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("format_", ["int8", "int4"])
+@pytest.mark.parametrize("format_", ["int8", "int4", "fp8", "w8a8"])
 def test_an_engine_computes_the_same_as_if_it_had_rounded(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str
 ) -> None:
@@ -91,6 +93,50 @@ def test_tensors_are_as_compressed_tensors_has_them(
     assert not found
 
 
+@pytest.mark.parametrize(
+    ("format_", "layout", "type_", "rows"),
+    [
+        ("fp8", "float-quantized", "float", None),
+        (
+            "w8a8",
+            "int-quantized",
+            "int",
+            {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"},
+        ),
+    ],
+)
+def test_bytes_are_as_compressed_tensors_has_them(
+    source: Path, tmp_path: Path, format_: str, layout: str, type_: str, rows: dict[str, Any] | None
+) -> None:
+    """Each in a tensor `weight`."""
+    assert quantize(source, format_, tmp_path / "out") == 0
+    found = load_tensors(tmp_path / "out/model.safetensors")
+    told = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    group = told["config_groups"]["group_0"]
+    assert (told["format"], group["weights"]["type"]) == (layout, type_)
+    assert (group["weights"]["num_bits"], group["weights"]["strategy"]) == (8, "channel")
+    assert group.get("input_activations") == rows
+    for name, weight in load_file(source / "model.safetensors").items():
+        if not name.endswith("_proj.weight"):
+            np.testing.assert_array_equal(found.pop(name), weight)
+            continue
+        numbers, scale = found.pop(name), found.pop(f"{name}_scale")
+        assert numbers.dtype == (torch.float8_e4m3fn if format_ == "fp8" else torch.int8)
+        assert scale.shape == (len(weight), 1)
+        np.testing.assert_array_equal(numbers.float() * scale, rounded(weight, format_))
+    assert not found
+
+
+@pytest.mark.parametrize("format_", ["fp8", "w8a8"])
+def test_what_is_so_already_stays_so(source: Path, tmp_path: Path, format_: str) -> None:
+    assert quantize(source, format_, tmp_path / "once") == 0
+    assert quantize(tmp_path / "once", format_, tmp_path / "again") == 0
+    one, other = (load_tensors(tmp_path / name / "model.safetensors") for name in ("once", "again"))
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor.view(torch.uint8), other[name].view(torch.uint8))
+
+
 def test_a_gguf_files_numbers_are_kept_where_they_fit(
     source: Path,
     tmp_path: Path,
@@ -118,11 +164,15 @@ def test_what_cannot_be_is_said_and_nothing_is_left(source: Path, tmp_path: Path
     narrow = checkpoints.make(tmp_path / "narrow", "gqa")  # 96
     for model, to, words in (
         (narrow, tmp_path / "out", "[64, 96]: int4 needs rows of a multiple of 64"),
+        (narrow, Path("/proc/x"), "OUT: nothing can be written into /proc: "),
         (source, tmp_path / "narrow", "is there already"),
         (source, tmp_path / "none" / "out", "there is no folder"),
-        (tmp_path / "nowhere", tmp_path / "out", "there is no folder"),
+        (tmp_path / "nowhere", tmp_path / "out", f"MODEL: there is no folder {tmp_path}/nowhere"),
+        (tmp_path / "no.gguf", tmp_path / "out", f"MODEL: there is no file {tmp_path}/no.gguf"),
     ):
-        assert words in refused(model, "int4", to)
+        assert words in (told := refused(model, "int4", to))
+        assert told.startswith(("MODEL: ", "OUT: "))
+        assert told.count(str(tmp_path)) <= 1
     assert [path.name for path in tmp_path.iterdir()] == ["narrow"]
 
 
@@ -144,6 +194,8 @@ def test_a_checkpoint_that_was_quantized_before_is_named(source: Path, tmp_path:
     assert quantize(tmp_path / "int4", "int4", tmp_path / "again") == 0  # the same numbers
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("int4", "again"))
     assert all((one[name] == other[name]).all() for name in one)
-    assert "has 4 bits already" in refused(tmp_path / "int4", "int8", tmp_path / "int8")
+    told = refused(tmp_path / "int4", "int8", tmp_path / "int8")
+    assert told.startswith("MODEL: tensor model.layers.0.")
+    assert "has 4 bits already" in told
     save_file({}, tmp_path / "int4/model.safetensors")
     assert "tensors are missing" in refused(tmp_path / "int4", "int4", tmp_path / "empty")

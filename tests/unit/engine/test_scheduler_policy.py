@@ -210,7 +210,7 @@ def test_what_waits_for_another_engine_is_no_victim() -> None:
     bench.add("a", tokens(4, first=11))
     bench.add("b", tokens(4, first=12))
     assert bench.preempted() == ["b"]
-    assert remote.status is Status.RESERVED
+    assert remote.status is Status.AWAITING_KV
     assert len(remote.blocks) == 1
 
 

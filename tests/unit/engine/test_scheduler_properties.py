@@ -126,7 +126,7 @@ class World:
         self.scheduler.check()
 
     def _answer(self, sequence: Sequence) -> None:
-        assert sequence.status is Status.RESERVED
+        assert sequence.status is Status.AWAITING_KV
         cached = sequence.num_received * self.pool.block_size
         self.memory.check(sequence, min(cached, sequence.num_prompt))
         self.memory.write(sequence, cached, sequence.num_prompt - cached)

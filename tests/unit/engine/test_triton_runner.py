@@ -93,7 +93,9 @@ def test_tokens_equal_the_references(checkpoint: Checkpoint) -> None:
     assert len(best[0]) == len(prompts[3]) - 1 + 3
 
 
-@pytest.mark.parametrize("variant", ["phi3", "olmo2", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "variant", ["phi3", "olmo2", "gemma2", "gemma3", "mixtral", "qwen3-moe", "qwen2-moe"]
+)
 def test_families_compute_as_on_the_reference(checkpoint: Checkpoint, variant: str) -> None:
     """A prompt in two pieces, over their windows, and what is decoded behind it."""
     folder = checkpoint(variant)
@@ -105,12 +107,21 @@ def test_families_compute_as_on_the_reference(checkpoint: Checkpoint, variant: s
     ]
     found = []
     for kernels in ("reference", "triton"):
-        ran = runner(folder, kernels)
-        content = [ran.collect(ran.launch(step)).results for step in steps][1:]
-        blocks = np.frombuffer(ran.cache.read([4, 2, 7]), np.float32)
+        ran = runner(folder, kernels, num_blocks=40)
+        groups = len(ran.info.kv_groups)
+        grouped = [in_groups(step, groups) for step in steps]
+        content = [ran.collect(ran.launch(step)).results for step in grouped][1:]
+        used = [block + 8 * group for group in range(groups) for block in (4, 2, 7)]
+        blocks = np.frombuffer(ran.cache.read(used), np.float32)
         found.append((content, blocks))
     assert found[0][0] == found[1][0]
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-4)
+
+
+def in_groups(step: StepPlan, count: int) -> StepPlan:
+    """With a table for each KV group, of other blocks each."""
+    tables = array("i", [block + 8 * group for group in range(count) for block in step.tables])
+    return replace(step, tables=tables, groups=count)
 
 
 def held(step: StepPlan, rows: list[int], edited: bool) -> StepPlan:
@@ -227,15 +238,16 @@ def test_decodes_are_filled_up() -> None:
     alone = plan([([1], 4, [5, 2]), ([0], 1, [4])], [1], [(1, 0)], temperature=0.5, seed=2)
     inputs.load_decodes(alone, before, 4)
     step = inputs.decodes(4)
+    (batch,) = step.batches
     assert step.token_ids.tolist() == [1, -3, 0, 0]
-    assert step.batch.positions.tolist() == [4, 1, 0, 0]
-    assert step.batch.lengths.tolist() == [5, 2, 0, 0]
-    assert step.batch.slots.tolist() == [2 * 4, 4 * 4 + 1, 6 * 4, 6 * 4]
-    assert step.batch.block_tables[:2, :2].tolist() == [[5, 2], [4, 0]]
+    assert batch.positions.tolist() == [4, 1, 0, 0]
+    assert batch.lengths.tolist() == [5, 2, 0, 0]
+    assert batch.slots.tolist() == [2 * 4, 4 * 4 + 1, 6 * 4, 6 * 4]
+    assert batch.block_tables[:2, :2].tolist() == [[5, 2], [4, 0]]
     rows = step.samplings.numpy().reshape(-1).view(SAMPLING)
     assert rows["temperature"].tolist() == [0, 0.5, 0, 0]
     assert rows["position"].tolist() == [0, 2, 0, 0]
-    assert [part.data_ptr() % 8 for part in (step.samplings, step.batch.lengths)] == [0, 0]
+    assert [part.data_ptr() % 8 for part in (step.samplings, batch.lengths)] == [0, 0]
 
 
 def test_batch_sizes() -> None:
@@ -261,7 +273,7 @@ def test_blocks_are_read_and_written(checkpoint: Checkpoint, kv_format: str) -> 
     stored = "float32" if kv_format == "auto" else kv_format
     assert first.info.kv_format == f"{stored} rows"
     shape = first.info.kv_shape_per_block
-    each = 4 if kv_format == "auto" else 1 + 4 / shape[-1]
+    each = {"auto": 4, "int4": 0.5 + 4 / shape[-1]}.get(kv_format, 1 + 4 / shape[-1])
     assert first.info.kv_bytes_per_block == math.prod(shape) * each
     first.collect(first.launch(plan([(prompt, 0, [3])], [0])))
     content = first.cache.read([3])
@@ -292,6 +304,21 @@ def test_keys_and_values_of_eight_bits_are_nearly_the_same(
     largest = wanted_block.abs().amax(-1, keepdim=True)
     assert ((found - wanted_block).abs() <= largest * 1.001 / steps_of_the_largest).all()
     assert found.abs().max() > 0
+
+
+def test_a_row_looks_back_on_keys_and_values_of_four_bits(checkpoint: Checkpoint) -> None:
+    """As the reference does, whose cache takes the same bytes."""
+    prompt = [5, 9, 200, 31, 8, 17, 40]
+    of_both = []
+    for kernels in ("triton", "reference"):
+        ran = runner(checkpoint(), kernels, kv_format="int4")
+        ran.collect(ran.launch(plan([(prompt, 0, [3])], [0])))
+        steps = plan([([44], 7, [3])], [0])
+        of_both.append((ran.collect(ran.launch(steps)).results, bytes(ran.cache.read([3]))))
+    (results, content), (wanted, expected) = of_both
+    assert results == wanted
+    same = np.frombuffer(content, np.uint8) == np.frombuffer(expected, np.uint8)
+    assert same.mean() > 0.95  # but for the last bits of scales, and of sums
 
 
 @pytest.mark.parametrize(

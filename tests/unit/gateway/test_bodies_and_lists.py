@@ -119,6 +119,7 @@ def test_what_is_wrong_is_told_in_words(fields, words):
 class Ranges(Body):
     above: Annotated[float, Field(gt=0, lt=2)] | None = None
     whole: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    wide: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     code: Annotated[str, spelt("^[a-z]+$", "small letters")] | None = None
     listed: Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
     named: Annotated[str, Field(min_length=1)] | None = None
@@ -132,6 +133,9 @@ class Ranges(Body):
         ("above", 2.5, "must be below 2"),
         ("whole", 0, "must be at least 1"),
         ("whole", 2**53 + 1, "must be at most 9007199254740992"),
+        ("wide", 2**70, "must be below 18446744073709551616"),
+        ("wide", -(2**70), "must be at least -9223372036854775808"),
+        ("above", 1e30, "must be below 2"),
         ("code", "A", "must be small letters"),
         ("listed", [], "must not be empty"),
         ("listed", ["x"] * 3, "must have at most 2 entries"),

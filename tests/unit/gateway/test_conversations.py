@@ -11,6 +11,7 @@ from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
 from services.gateway.runs.conversations.conversations import Conversations
 from services.gateway.stores.storage_room import StorageRoom
+from tests.support.gateway_parts import principal
 
 
 class Bed(NamedTuple):
@@ -28,7 +29,13 @@ class Bed(NamedTuple):
         return int(await self.redis.get(f"{self.root}:bytes:{tenant}") or 0)
 
     async def texts(self, id: str) -> list[str]:
-        return [json.loads(one)["text"] for one in await self.conversations.items("t", id)]
+        return [
+            json.loads(one)["text"] for one in await self.conversations.items("t", id, any_size)
+        ]
+
+
+def any_size(size: int) -> None:
+    """There is room for it."""
 
 
 @pytest.fixture
@@ -107,5 +114,109 @@ async def test_as_many_items_come_at_once_as_there_may_be(bed: Bed, namespace: s
     made = await own.create("t", {}, [])
     items = [item(str(n)) for n in range(most)]
     await own.add("t", made.id, items)
-    assert len(await own.items("t", made.id)) == most
+    assert len(await own.items("t", made.id, any_size)) == most
     assert await bed.refused(own.add("t", made.id, [item("more")])) == "too_many_items"
+
+
+async def test_a_turn_is_added_once(bed: Bed) -> None:
+    made = await bed.conversations.create("t", {}, [item("a")])
+    empty = await bed.bytes()
+    for _ in range(2):
+        await bed.conversations.add("t", made.id, [item("b", "y")], ["m"], turn="req_1")
+    assert await bed.texts(made.id) == ["x", "y"]
+    await bed.conversations.drop("t", made.id, "b")
+    await bed.conversations.add("t", made.id, [item("b", "y")], ["m"], turn="req_1")
+    assert await bed.texts(made.id) == ["x"], "what was taken out does not come back"
+    assert await bed.bytes() == empty + len("req_1")
+    await bed.conversations.delete("t", made.id)
+    assert await bed.bytes() == 0
+    assert not [key async for key in bed.redis.scan_iter(f"{bed.root}:*t:{made.id}")]
+
+
+async def test_what_was_there_before_a_turn(bed: Bed) -> None:
+    made = await bed.conversations.create("t", {}, [item("a"), item("gone")])
+    await bed.conversations.drop("t", made.id, "gone")
+    await bed.conversations.add("t", made.id, [item("b"), item("c")], turn="req_1")
+
+    async def before(turn: str) -> list[str]:
+        stored = await bed.conversations.items("t", made.id, any_size, before=turn)
+        return [json.loads(one)["id"] for one in stored]
+
+    assert await before("req_1") == ["a"]
+    assert await before("req_2") == ["a", "b", "c"], "its turn was not added yet"
+    assert await before("") == ["a", "b", "c"]
+
+
+async def test_a_page_is_read_and_no_more(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = await bed.conversations.create("t", {}, [item(id) for id in ("d", "b", "c", "a")])
+    await bed.conversations.drop("t", made.id, "b")
+    read: list[str] = []
+    hmget = bed.redis.hmget
+
+    async def reading(key: str, fields: list[str]) -> Any:
+        read.extend(fields)
+        return await hmget(key, fields)
+
+    monkeypatch.setattr(bed.redis, "hmget", reading)
+
+    async def page(after: str | None, most: int, newest_first: bool) -> list[str]:
+        own = bed.conversations
+        told = ("t", made.id, any_size, after, most)
+        stored = await own.page(*told, newest_first=newest_first)
+        return [json.loads(one)["id"] for one in stored]
+
+    assert await page(None, 2, False) == ["d", "c"]
+    assert await page("c", 2, False) == ["a"]
+    assert await page(None, 1, True) == ["a"]
+    assert await page("c", 2, True) == ["d"]
+    assert read == ["d", "c", "a", "a", "d"]
+    with pytest.raises(PenstockError) as refused:
+        await page("b", 2, False)
+    assert refused.value.param == "after"
+
+
+async def test_of_older_ones_it_is_not_known_which_models_answered(bed: Bed) -> None:
+    made = await bed.conversations.create("t", {}, [])
+    key = f"{bed.root}:of:t:{made.id}"
+    few, any_model = principal("t", models=frozenset({"m"})), principal("t")
+    await bed.conversations.authorize(few, made.id)
+    stored = json.loads(str(await bed.redis.get(key)))
+    del stored["notes_models"]
+    await bed.redis.set(key, json.dumps(stored))
+    assert await bed.refused(bed.conversations.authorize(few, made.id)) == "model_not_allowed"
+    await bed.conversations.authorize(any_model, made.id)
+    await bed.conversations.describe("t", made.id, {"a": "b"})
+    assert await bed.refused(bed.conversations.authorize(few, made.id)) == "model_not_allowed"
+
+
+async def test_what_is_read_is_held_before_it_is_read(bed: Bed) -> None:
+    """Items of a conversation may fill a tenant's whole room: many who look at once would fill the
+    gateway."""
+    own = bed.conversations
+    made = await own.create("t", {}, [item("a", "x" * 300), item("b", "y" * 30)])
+
+    async def held(call: Any) -> int:
+        with pytest.raises(Full) as refused:
+            await call
+        return refused.value.size
+
+    first, second = (
+        len(json.dumps(one, separators=(",", ":")))
+        for one in (item("a", "x" * 300), item("b", "y" * 30))
+    )
+    assert await held(own.items("t", made.id, full)) == first + second
+    assert await held(own.item("t", made.id, full, "b")) == second
+    one = own.page("t", made.id, full, None, 1, newest_first=True)
+    assert await held(one) == second
+    both = own.page("t", made.id, full, None, 2, newest_first=False)
+    assert await held(both) == first + second
+    assert await bed.refused(own.item("t", made.id, any_size, "c")) == "not_found"
+
+
+class Full(Exception):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+def full(size: int) -> None:
+    raise Full(size)

@@ -30,7 +30,7 @@ def completion(**more: Any) -> CompletionRequest:
     ("fields", "param", "reason"),
     [
         ({"nonsense": 1}, "nonsense", "unknown_parameter"),
-        ({"store": True}, "store", "unsupported_parameter"),
+        ({"store": "yes"}, "store", "invalid_value"),
         ({"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
         ({"service_tier": "flex"}, "service_tier", "unsupported_parameter"),
         ({"functions": []}, "functions", "unsupported_parameter"),

@@ -6,15 +6,30 @@ import pytest
 from google.protobuf.struct_pb2 import Value
 
 from protos import gateway_stores_pb2 as pb
+from protos.gateway_conversations_pb2 import (
+    AddConversationItemsRequest,
+    Conversation,
+    ConversationItems,
+    CreateConversationRequest,
+    ListConversationItemsRequest,
+    UpdateConversationRequest,
+)
 from protos.gateway_pb2 import PublicSearchStoreRequest
 from services.gateway.api.grpc.kept import told
 from services.gateway.api.grpc.plain import fields_of
-from services.gateway.api.openapi.answers import batches, stores
+from services.gateway.api.openapi.answers import batches, responses, stores
+from services.gateway.api.openapi.answers.common import PageOf
 from services.gateway.api.resources.attachments import FileAbout
 from services.gateway.api.resources.batches import CreateBatch
+from services.gateway.api.resources.conversations import (
+    AddItems,
+    CreateConversation,
+    UpdateConversation,
+)
 from services.gateway.api.resources.file_batches import CreateFileBatch
 from services.gateway.api.resources.files import FileList
 from services.gateway.api.resources.pages import PageQuery, StorePage
+from services.gateway.api.resources.uploads import CompleteUpload, CreateUpload
 from services.gateway.api.resources.vector_stores import (
     AboutStore,
     AttachedList,
@@ -24,6 +39,7 @@ from services.gateway.api.resources.vector_stores import (
 )
 
 KIND = {"object"}
+CONVERSATION = {"conversation_id"}
 
 
 def names(message: Any) -> set[str]:
@@ -43,6 +59,10 @@ def names(message: Any) -> set[str]:
         (stores.ChunkingStrategy, pb.ChunkingStrategy, set()),
         (stores.StaticChunking, pb.ChunkingStrategy.Static, set()),
         (stores.IndexFailure, pb.VectorStoreFile.Failure, set()),
+        (stores.Upload, pb.Upload, KIND),
+        (stores.UploadPart, pb.UploadPart, KIND),
+        (responses.StoredConversation, Conversation, KIND),
+        (PageOf, ConversationItems, KIND),
         (batches.Batch, pb.Batch, KIND),
         (batches.BatchFaults, pb.Batch.Errors, KIND),
         (batches.BatchFault, pb.Batch.Error, set()),
@@ -69,6 +89,12 @@ def test_nothing_is_told_over_rest_alone(answer: Any, message: Any, left_out: se
         (FileAbout, pb.CreateFileBatchRequest.File, set()),
         (AttachedList, pb.ListFileBatchRequest, {"vector_store_id", "batch_id"}),
         (CreateBatch, pb.CreateBatchRequest, set()),
+        (CreateUpload, pb.CreateUploadRequest, set()),
+        (CompleteUpload, pb.CompleteUploadRequest, {"upload_id"}),
+        (CreateConversation, CreateConversationRequest, set()),
+        (UpdateConversation, UpdateConversationRequest, CONVERSATION),
+        (AddItems, AddConversationItemsRequest, CONVERSATION),
+        (PageQuery, ListConversationItemsRequest, CONVERSATION),
     ],
 )
 def test_nothing_can_be_asked_over_rest_alone(model: Any, message: Any, path: set[str]) -> None:

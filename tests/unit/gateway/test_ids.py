@@ -86,7 +86,7 @@ def stores(files: Files) -> VectorStores:
     records = StoreRecords(redis, "ns", 9, 9)
     retrieval = RetrievalClient(redis, settings)
     nobody: Any = None  # carries it out
-    indexing = Indexing(files, records, retrieval, meter(), telemetry, nobody, nobody, 100)
+    indexing = Indexing(files, records, retrieval, meter(), telemetry, nobody, nobody, nobody, 100)
     on_the_way = indexing.searchable, indexing.on_the_way
     reindexing = Reindexing(records, *on_the_way, retrieval, meter(), nobody, nobody, 100)
     return VectorStores(files, records, indexing, reindexing, nobody, 9)

@@ -241,7 +241,7 @@ async def test_a_file_that_takes_long_is_gone_on_with_while_it_comes_on(
     monkeypatch.setattr(reindexing, "_AGAIN_S", 0.01)
     store, index, times = await aged(rig, 1), rig.retrieval.index, 0
 
-    async def slow(request: Any, span: Any, tell: Any) -> Any:
+    async def slow(request: Any, span: Any, tell: Any, embed: Any) -> Any:
         nonlocal times
         times += 1
         if times == 6:

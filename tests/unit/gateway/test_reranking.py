@@ -15,6 +15,7 @@ from services.common.config import MeteringSettings
 from services.gateway import metrics
 from services.gateway.identity.limits import Bound, Limit
 from services.gateway.metering.run import Verdict
+from services.gateway.runs.pipeline import serve
 from tests.support.gateway_parts import (
     EMBEDDING_MODEL,
     MODEL,
@@ -210,3 +211,43 @@ async def test_a_limit_in_its_way_leaves_the_search_as_it_is(parts, meter):
     await served(parts, front)
     assert front.finished[0].search.not_reranked == "rate_limit_exceeded"
     assert [title for title, _ in in_prompt(parts)] == ["t0", "t1", "t2"]
+
+
+async def test_what_it_said_of_a_passage_is_not_asked_again(parts, meter):
+    await served(parts, Front(searching()))
+    asked = len(parts.tokenizers.opened)
+    parts.retrieval.reply = found("x", "y", "z")
+    front = Front(searching())
+    told = await served(parts, front)
+    assert [one.request.model for one in parts.tokenizers.opened[asked:]] == [MODEL]
+    assert in_prompt(parts) == [("t1", 0.75), ("t2", 0.5), ("t0", 0.25)]
+    assert outcome(parts, told) == ("reranked", {"model": "other"})
+    paid = [run.used.prompt for run in meter.settled if run.who["route"] == "rerank"]
+    assert paid == [30]
+
+    parts.retrieval.reply = found("x", "new", "z")
+    asks(parts, scores(0.9))
+    await served(parts, Front(searching()))
+    (one,) = parts.tokenizers.opened[-2].request.pool.inputs
+    assert one.text == "t1\nnew", "of it alone"
+    assert in_prompt(parts) == [("t1", 0.9), ("t2", 0.5), ("t0", 0.25)]
+
+
+@pytest.mark.parametrize("other", ["tenant", "model", "question", "age"])
+async def test_of_others_it_is_asked(parts, other, monkeypatch):
+    await served(parts, Front(searching()))
+    asked, more = len(parts.tokenizers.opened), {}
+    parts.retrieval.reply = found("x", "y", "z")
+    if other == "tenant":
+        parts.auth.keys["Bearer k"] = principal("rival")
+    if other == "model":
+        parts.settings.retrieval.reranking_model = MODEL
+        parts.tokenizers.script = lambda opened: (
+            scores(0.25, 0.75, 0.5) if opened.request.HasField("pool") else says("Hello")
+        )(opened)
+    if other == "question":
+        more = {"question": "Q?"}
+    if other == "age":
+        parts.scores._max_age_s = 0.0
+    await serve(parts, Front(searching(**more)))
+    assert parts.tokenizers.opened[asked].request.HasField("pool")

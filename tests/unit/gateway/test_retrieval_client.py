@@ -21,6 +21,7 @@ from protos.retrieval_pb2 import (
     RemoveRequest,
     SearchRequest,
     SetAttributesRequest,
+    Vector,
 )
 from services.common.config import GatewaySettings, RetrievalSettings, Settings
 from services.common.discovery import Registration, Replica, new_replica_id
@@ -34,6 +35,7 @@ from services.common.retrieval_abilities import (
     RANKING,
     READING,
     REINDEXING,
+    VECTORS,
 )
 from services.common.service import Host
 from services.common.telemetry import Telemetry
@@ -533,11 +535,16 @@ async def test_who_would_leave_a_part_of_a_request_out_is_not_asked(
 
 
 def test_a_document_in_a_blob_goes_to_who_knows_blobs() -> None:
-    assert needs(IndexRequest(blob="ns/acme/file-1")) == {BLOBS}
-    assert needs(IndexRequest(blob="ns/acme/file-1", reindexing=True)) == {BLOBS, REINDEXING}
-    assert needs(IndexRequest()) == needs(RemoveRequest()) == frozenset()
-    assert needs(ReadRequest()) == {READING}
-    assert needs(SetAttributesRequest()) == {MARKS}, "or filters go by those before, for good"
+    index = IndexRequest(blob="ns/acme/file-1")
+    assert needs("Index", index) == {BLOBS}
+    assert needs("IndexServed", index) == {BLOBS, VECTORS}
+    index.reindexing = True
+    assert needs("Index", index) == {BLOBS, REINDEXING}
+    assert needs("Index", IndexRequest()) == needs("Remove", RemoveRequest()) == frozenset()
+    assert needs("Search", SearchRequest(vector=Vector())) == {VECTORS}
+    assert needs("Read", ReadRequest()) == {READING}
+    marks = needs("SetAttributes", SetAttributesRequest())
+    assert marks == {MARKS}, "or filters go by those before, for good"
 
 
 async def test_what_a_lost_replica_told_of_a_document_is_told_anew(

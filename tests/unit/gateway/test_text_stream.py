@@ -47,9 +47,7 @@ class Tokenizers:
 
 
 def stream_from(tokenizers: Any) -> TextStream:
-    return TextStream(
-        cast(Any, tokenizers), PromptRequest(), patience_s=0, deadline=0, traceparent=""
-    )
+    return TextStream(cast(Any, tokenizers), b"", patience_s=0, deadline=0, traceparent="")
 
 
 async def text_of(stream: TextStream) -> str:
@@ -185,7 +183,7 @@ async def test_another_tokenizer_is_told_all_that_it_has_to_know() -> None:
     tokenizers = gateway_parts.Tokenizers(script)
     stream = TextStream(
         cast(Any, tokenizers),
-        PromptRequest(model="m", text="Q"),
+        PromptRequest(model="m", text="Q").SerializeToString(),
         patience_s=3,
         deadline=99.0,
         traceparent="trace",

@@ -123,6 +123,33 @@ async def test_a_retry_of_its_end_hears_the_same(bed: Bed) -> None:
     assert (again.state, gone) == ("completed", None)
 
 
+async def test_it_is_put_together_by_one_call_at_a_time(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is completed what is put together counts as nobody's: a hundred calls at once would
+    fill the disk."""
+    upload, other = await bed.begin(3), await bed.begin(3)
+    parts = {one.id: await bed.add(one, b"abc") for one in (upload, other)}
+    put, under_way, most = bed.blobs.put, 0, 0
+
+    async def slow(key: str, content: Any) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await put(key, content)
+        under_way -= 1
+
+    monkeypatch.setattr(bed.blobs, "put", slow)
+    wrong = [bed.uploads.complete("t", upload.id, [parts[upload.id]], "0" * 32) for _ in range(5)]
+    right = bed.uploads.complete("t", other.id, [parts[other.id]])
+    told = await asyncio.gather(*wrong, right, return_exceptions=True)
+    assert [isinstance(one, PenstockError) for one in told] == [True] * 5 + [False]
+    assert most == 2, "one of each"
+    assert not bed.uploads._completing
+
+
 async def test_one_that_nobody_ends_is_gone_after_an_hour(bed: Bed) -> None:
     upload, other = await bed.begin(10), await bed.begin(20)
     part = await bed.add(upload, b"x" * 10)

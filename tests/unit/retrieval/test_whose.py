@@ -58,7 +58,7 @@ class Parts:
             special_tokens=2,
             hopeless=lambda text: len(text) > 900,
         )
-        self.model = SimpleNamespace(reader=reader, name="small", fingerprint="f")
+        self.model = SimpleNamespace(reader=reader, name="small", fingerprint="f", made_by="f")
         self.questions = self._threads("questions")
         self.texts = self._threads("texts")
         self.embedder = SimpleNamespace(embed=self._embed, read=self._reads)
@@ -348,7 +348,7 @@ async def test_a_digest_is_of_all_that_chunks_are_made_from(
     assert await digest() == first
     cut = pb.Chunking(max_tokens=20, overlap_tokens=10)
     others = [await digest(title="U"), await digest(text=b"y"), await digest(chunking=cut)]
-    parts.model.fingerprint = "other"
+    parts.model.made_by = "other"
     others.append(await digest())
     monkeypatch.setattr(indexing.token_vectors, "VERSION", 0)
     others.append(await digest())

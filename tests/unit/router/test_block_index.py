@@ -12,6 +12,7 @@ OPS = st.lists(
         st.sampled_from(["add", "remove", "store", "evict", "sweep"]),
         st.integers(0, 3),
         st.lists(st.sampled_from(BLOCKS), max_size=6),
+        st.booleans(),
     ),
     max_size=40,
 )
@@ -21,35 +22,44 @@ OPS = st.lists(
 def test_matches_what_the_holders_hold(ops, chain):
     index = BlockIndex()
     holders: dict[int, tuple] = {}
-    for op, slot, blocks in ops:
+    for op, slot, blocks, below in ops:
         if op == "sweep":
             index.sweep(len(blocks))
         elif op == "add" and slot not in holders:
-            holders[slot] = (index.add(), set())
+            holders[slot] = (index.add(), (set(), set()))
         elif slot in holders:
             holder, held = holders[slot]
             if op == "store":
-                index.store(holder, blocks)
-                held.update(blocks)
+                index.store(holder, blocks, below)
+                held[below].update(blocks)
             elif op == "evict":
-                index.evict(holder, blocks)
-                held.difference_update(blocks)
+                index.evict(holder, blocks, below)
+                held[below].difference_update(blocks)
             elif op == "remove":
                 index.remove(holder)
                 del holders[slot]
-    expected = {}
-    for holder, held in holders.values():
-        length = next((n for n, block in enumerate(chain) if block not in held), len(chain))
-        if length:
+    expected, reached = {}, {}
+    for holder, (held, below) in holders.values():
+        if length := leading(chain, held):
             expected[holder.bit] = length
+        length = leading(chain, held | below)
+        if loads := sum(block not in held for block in chain[:length]):
+            reached[holder.bit] = (length, loads)
     for block in BLOCKS:
-        assert index.holds(block) is any(block in held for _, held in holders.values())
+        there = any(block in held | below for _, (held, below) in holders.values())
+        assert index.holds(block) is there
     assert index.match(chain) == expected
+    assert index.match_below(chain) == reached
     assert len({holder.bit for holder, _ in holders.values()}) == len(holders)
     while index.sweep(3):
         pass
-    assert len(index) == len(set().union(*(held for _, held in holders.values())))
+    assert len(index) == len(set().union(*(held | below for _, (held, below) in holders.values())))
     assert index.match(chain) == expected
+    assert index.match_below(chain) == reached
+
+
+def leading(chain, held):
+    return next((n for n, block in enumerate(chain) if block not in held), len(chain))
 
 
 def test_reads_no_further_than_somebody_follows():

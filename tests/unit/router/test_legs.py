@@ -12,6 +12,7 @@ import pytest
 from protos import common_pb2, router_pb2, worker_pb2
 from services.common.errors import PenstockError, unavailable
 from services.common.link import End
+from services.common.packed_ids import pack
 from services.router import legs
 from services.router.breaker import Breaker, State
 from services.router.leg import HAND_OVER, Way, WorkerLostError
@@ -67,7 +68,10 @@ async def test_after_the_patience_any_ready_worker_is_better_than_none(suspected
     """Though none is sound, or each has a suspect: an error helps nobody."""
     ready = [object()]
     workers = SimpleNamespace(
-        ready=lambda *_: ready, sound=lambda *_: ready if suspected else [], replaced=not_replaced
+        ready=lambda *_: ready,
+        sound=lambda *_: ready if suspected else [],
+        replaced=not_replaced,
+        models=lambda: {"m"},
     )
     settings = SimpleNamespace(router=SimpleNamespace(worker_patience_s=0.0))
     router: Any = SimpleNamespace(workers=workers, settings=settings)
@@ -113,7 +117,7 @@ async def test_a_worker_whose_link_refuses_at_once_is_left_alone_as_any_that_ref
     code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
     end.set_result(End(status=common_pb2.Status(code=code, reason="link_congested")))
     answer: Any = SimpleNamespace(
-        request=router_pb2.GenerateRequest(prompt_token_ids=[1]),
+        request=router_pb2.GenerateRequest(prompt_token_ids=pack([1])),
         before=0,
         tokens=[],
         tokens_left=1,

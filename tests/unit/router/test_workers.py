@@ -46,6 +46,22 @@ def peer() -> Peer:
     return Peer(replica, cast(Any, None))
 
 
+async def test_what_is_on_disk_is_told_apart(workers: Workers) -> None:
+    one, chain = peer(), blocks(0, 3000)
+    told = worker_pb2.WorkerNews.FromString(news(chain[:1000]))
+    told.below.add(stored=True, hashes=b"".join(chain[500:]))
+    told.below.add(stored=False, hashes=chain[2000])
+    workers._on_news(one, told.SerializeToString())
+    await until(lambda: workers._chores is None)
+    bit = workers._of(one).holder.bit
+    assert workers.index.match(chain) == {bit: 1000}
+    assert workers.index.match_below(chain) == {bit: (2000, 1000)}
+    workers._on_news(one, news(chain[:10], snapshot=True))
+    await until(lambda: workers._chores is None)
+    assert workers.index.match_below(chain) == {}
+    assert len(workers.index) == 10
+
+
 async def test_a_snapshot_forgets_what_was_known_and_what_was_still_to_be_taken_in(
     workers: Workers,
 ) -> None:

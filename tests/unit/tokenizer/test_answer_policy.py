@@ -7,6 +7,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,7 +35,7 @@ from tests.support.tokenizers import byte_level
 TOKENIZER = byte_level()
 NEW = detokenizer_factory(TOKENIZER)
 TEXTS = TokenTexts(TOKENIZER)
-PROMPT = Prompt([1], 100, PromptPlan(window=512), b"digest", "checkpoint")
+PROMPT = Prompt(np.array([1], np.uint32), 100, PromptPlan(window=512), b"digest", "checkpoint")
 CARD = "4111 1111 1111 1111"
 BOTH = ["output", "tool_arguments"]
 RULES = (

@@ -16,7 +16,7 @@ from services.common.config import Settings
 from services.common.discovery import Directory, Registration, Replica
 from services.common.errors import PenstockError
 from services.common.redis import Redis
-from services.common.served_models import READING, Checkpoint, ServedModels
+from services.common.served_models import READING, Checkpoint, ServedModels, adapted
 from services.tokenizer import catalog as module
 from services.tokenizer.catalog import Catalog
 from services.tokenizer.pools import Pools
@@ -91,8 +91,41 @@ async def test_models_come_and_go_with_their_workers(
     assert not await missing(catalog, "first"), "its own is not"
     assert not await missing(catalog, "second"), "its worker renews it"
     await second.stop()
-    await served_models.forget(redis, settings, "second".__eq__)
+    await served_models.forget(redis, settings, lambda one: one.model == "second")
     await until(lambda: missing(catalog, "second"), 10)
+
+
+async def test_an_adapter_is_its_model_by_another_name(
+    redis: Redis, settings: Settings, catalog: Catalog, tmp_path: Path
+) -> None:
+    """Read once: window, room and standing are the model's."""
+    base = checkpoint(tmp_path, "base")
+    served = adapted(base, "pirate", "d1")
+    await listing(redis, settings, served)
+    with pytest.raises(PenstockError) as refused:
+        await catalog.find("pirate")
+    assert refused.value.reason == "model_not_read"
+    await listing(redis, settings, base)
+    worker = worker_of(redis, settings, base, max_model_len="100")
+    await worker.start()
+
+    async def read() -> bool:
+        return {one.name: one.parent for one in await catalog.all()} == {
+            "base": "",
+            "pirate": "base",
+        }
+
+    await until(read, 10)
+    found, own = await catalog.find("pirate"), await catalog.find("base")
+    assert found.tokenizer is own.tokenizer
+    assert (found.routed_as, found.checkpoint) == ("base", served.digest)
+    assert served.digest not in (base.digest, adapted(base, "pirate", "d2").digest)
+    await until(lambda: window_is(catalog, "pirate", 100), 10)
+    assert (await catalog.exactly("pirate", served.digest)).name == "pirate"
+
+
+async def window_is(catalog: Catalog, name: str, tokens: int) -> bool:
+    return (await catalog.find(name)).window == tokens
 
 
 async def test_models_of_lost_workers_stay_known(

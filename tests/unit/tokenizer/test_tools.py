@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from protos.common_pb2 import (
@@ -44,7 +45,7 @@ from services.worker.pipeline import _constraint
 from tests.support.served import checkpoint_of
 
 FOLDER = Path(__file__).parents[3] / "models" / "demo"
-PROMPT = Prompt([1], 9, PromptPlan(), b"", "")
+PROMPT = Prompt(np.array([1], np.uint32), 9, PromptPlan(), b"", "")
 FIND = Tool(
     name="find",
     description="Finds things.",

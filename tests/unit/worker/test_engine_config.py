@@ -7,6 +7,7 @@ import pytest
 
 from services.common.config import ModelSpec, Settings
 from services.worker import engine_config as module
+from services.worker.engine.config import EngineConfig
 from services.worker.engine_config import engine_config
 
 SPLIT = {"prefill": {"replicas": 1}, "decode": {"replicas": 2}}
@@ -73,6 +74,20 @@ def test_packed_weights_lie_in_the_data_directory_or_as_told(
     assert place(packed_dir="mine/x") == str(tmp_path / "data" / "mine" / "x")
     assert place(packed_dir="~/x") == str(Path.home() / "x")
     assert place(packed_dir="") is None
+
+
+def test_blocks_on_disk_lie_in_the_data_directory_under_the_checkpoints_digest(
+    tmp_path: Path,
+) -> None:
+    def config(digest: str = "", **worker: Any) -> EngineConfig:
+        settings = Settings(worker=worker, data_dir=tmp_path)
+        return engine_config(settings, str(tmp_path), digest)
+
+    assert config().kv_disk_dir is None
+    found = config("ab12", kv_disk_dir="kv", kv_disk_bytes=7)
+    assert found.kv_disk_dir == str(tmp_path / "kv")
+    assert (found.kv_disk_bytes, found.checkpoint) == (7, "ab12")
+    assert config(kv_disk_dir="/elsewhere").kv_disk_dir == "/elsewhere"
 
 
 @pytest.mark.parametrize(

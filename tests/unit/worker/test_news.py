@@ -35,6 +35,19 @@ def test_a_router_knows_a_worker_that_has_not_stepped() -> None:
     assert (load.total_blocks, load.free_blocks, load.max_running) == (9, 9, 8)
 
 
+def test_adapters_are_told_as_they_change_and_to_whom_comes_late() -> None:
+    news = news_of()
+    first = worker_pb2.WorkerNews.FromString(news.snapshot())
+    assert first.HasField("adapters"), "that there are none is told, too"
+    for digests in (["a", "b"], []):
+        change = worker_pb2.WorkerNews.FromString(news.of_adapters(digests))
+        assert (list(change.adapters.digests), change.HasField("load")) == (digests, False)
+        late = worker_pb2.WorkerNews.FromString(news.snapshot())
+        assert list(late.adapters.digests) == digests
+    step = worker_pb2.WorkerNews.FromString(news.of_step(LOAD, []))
+    assert not step.HasField("adapters")
+
+
 def test_a_step_tells_its_load_and_its_blocks_in_order() -> None:
     news = worker_pb2.WorkerNews.FromString(
         news_of().of_step(LOAD, [KvEvents(True, [A, B]), KvEvents(False, [A]), KvEvents(True, [C])])
@@ -53,6 +66,20 @@ def test_a_step_tells_its_load_and_its_blocks_in_order() -> None:
         "decode_step_ms": 2.5,
         "prompt_share": 0.5,
     }
+
+
+def test_blocks_on_disk_are_told_apart() -> None:
+    news = news_of()
+    assert not worker_pb2.WorkerNews.FromString(news.snapshot()).below
+    load = LOAD._replace(load_tokens_per_s=5000.0)
+    below = [KvEvents(True, [A, B]), KvEvents(False, [A])]
+    step = worker_pb2.WorkerNews.FromString(news.of_step(load, [KvEvents(True, [C])], below))
+    assert step.load.load_tokens_per_s == 5000
+    assert [(e.stored, e.hashes) for e in step.events] == [(True, C)]
+    assert [(e.stored, e.hashes) for e in step.below] == [(True, A + B), (False, A)]
+    snapshot = worker_pb2.WorkerNews.FromString(news.snapshot())
+    assert [(e.stored, e.hashes) for e in snapshot.events] == [(True, C)]
+    assert [(e.stored, e.hashes) for e in snapshot.below] == [(True, B)]
 
 
 def test_a_snapshot_holds_what_was_stored_and_not_evicted() -> None:

@@ -58,6 +58,9 @@ async def test_the_engine_and_the_registry_are_told_the_settings(tmp_path: Path)
         "target_itl_ms": 12.5,
         "max_running": 5,
         "threads": 3,
+        "max_adapters": 4,
+        "max_step_adapters": 2,
+        "max_adapter_rank": 32,
     }
     async with running_worker(tmp_path, role="decode", **options) as worker:
         config = worker.engine.config
@@ -81,6 +84,7 @@ async def test_the_engine_and_the_registry_are_told_the_settings(tmp_path: Path)
             "block_size": "16",
             "max_running": "5",
             "max_model_len": "640",
+            "adapters": "",
         }
         assert worker.news[0].load.max_running == 5
 

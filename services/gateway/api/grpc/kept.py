@@ -28,7 +28,7 @@ from services.gateway.api.resources.vector_stores import (
 )
 from services.gateway.api.schema import validated
 from services.gateway.identity.principal import Principal
-from services.gateway.intake import Intake
+from services.gateway.intake import Intake, Place
 from services.gateway.parts import Gateway
 
 M = TypeVar("M", bound=Message)
@@ -54,27 +54,35 @@ def _missing(field: str) -> PenstockError:
 class Call:
     """What such a request needs to be done."""
 
-    def __init__(self, gateway: Gateway, id: str, principal: Principal, request: Any) -> None:
+    def __init__(
+        self, gateway: Gateway, id: str, principal: Principal, request: Any, place: Place
+    ) -> None:
         self.gateway = gateway
         self.principal = principal
         self.tenant = principal.tenant
         self.caller = principal.caller(id)
         self.request = request
+        self.hold = place.hold
 
     def id(self, field: str) -> str:
         return id_of(self.request, field)
 
 
-def _look(
+def look_of(
     request: type[Message],
     does: Callable[[Call], Awaitable[Fields]],
     reply: type[Message],
     enter: Any,
 ) -> Look:
     async def look(
-        gateway: Gateway, context: object, id: str, principal: Principal, request: Any
+        gateway: Gateway,
+        context: object,
+        id: str,
+        principal: Principal,
+        request: Any,
+        place: Place,
     ) -> Message:
-        return told(reply, await does(Call(gateway, id, principal, request)))
+        return told(reply, await does(Call(gateway, id, principal, request, place)))
 
     return Look(request, look, reply, enter)
 
@@ -129,7 +137,8 @@ async def _delete_store(call: Call) -> Fields:
 
 
 async def _reindex_store(call: Call) -> Fields:
-    return await vector_stores.reindex_store(call.gateway, call.tenant, call.id("vector_store_id"))
+    id = call.id("vector_store_id")
+    return await vector_stores.reindex_store(call.gateway, call.principal, id)
 
 
 async def _cancel_reindexing(call: Call) -> Fields:
@@ -215,33 +224,35 @@ async def _cancel_batch(call: Call) -> Fields:
 _SLOT, _VISIT = Intake.slot, Intake.visit
 _PAGE, _FILES = pb.ListVectorStoresReply, pb.ListAttachedFilesReply
 KEPT = {
-    "ListFiles": _look(pb.ListFilesRequest, _list_files, pb.ListFilesReply, _VISIT),
-    "GetFile": _look(pb.GetFileRequest, _get_file, pb.File, _VISIT),
-    "DeleteFile": _look(pb.DeleteFileRequest, _delete_file, pb.Deleted, _SLOT),
-    "CreateVectorStore": _look(pb.CreateVectorStoreRequest, _create_store, pb.VectorStore, _SLOT),
-    "ListVectorStores": _look(pb.ListVectorStoresRequest, _list_stores, _PAGE, _VISIT),
-    "GetVectorStore": _look(pb.GetVectorStoreRequest, _get_store, pb.VectorStore, _VISIT),
-    "UpdateVectorStore": _look(pb.UpdateVectorStoreRequest, _update_store, pb.VectorStore, _SLOT),
-    "DeleteVectorStore": _look(pb.DeleteVectorStoreRequest, _delete_store, pb.Deleted, _SLOT),
-    "ReindexVectorStore": _look(
+    "ListFiles": look_of(pb.ListFilesRequest, _list_files, pb.ListFilesReply, _VISIT),
+    "GetFile": look_of(pb.GetFileRequest, _get_file, pb.File, _VISIT),
+    "DeleteFile": look_of(pb.DeleteFileRequest, _delete_file, pb.Deleted, _SLOT),
+    "CreateVectorStore": look_of(pb.CreateVectorStoreRequest, _create_store, pb.VectorStore, _SLOT),
+    "ListVectorStores": look_of(pb.ListVectorStoresRequest, _list_stores, _PAGE, _VISIT),
+    "GetVectorStore": look_of(pb.GetVectorStoreRequest, _get_store, pb.VectorStore, _VISIT),
+    "UpdateVectorStore": look_of(pb.UpdateVectorStoreRequest, _update_store, pb.VectorStore, _SLOT),
+    "DeleteVectorStore": look_of(pb.DeleteVectorStoreRequest, _delete_store, pb.Deleted, _SLOT),
+    "ReindexVectorStore": look_of(
         pb.ReindexVectorStoreRequest, _reindex_store, pb.VectorStore, _SLOT
     ),
-    "CancelReindexing": _look(
+    "CancelReindexing": look_of(
         pb.CancelReindexingRequest, _cancel_reindexing, pb.VectorStore, _SLOT
     ),
-    "AttachFile": _look(pb.AttachFileRequest, _attach_file, pb.VectorStoreFile, _SLOT),
-    "ListAttachedFiles": _look(pb.ListAttachedFilesRequest, _list_attached, _FILES, _VISIT),
-    "GetAttachedFile": _look(pb.GetAttachedFileRequest, _get_attached, pb.VectorStoreFile, _VISIT),
-    "UpdateAttachedFile": _look(
+    "AttachFile": look_of(pb.AttachFileRequest, _attach_file, pb.VectorStoreFile, _SLOT),
+    "ListAttachedFiles": look_of(pb.ListAttachedFilesRequest, _list_attached, _FILES, _VISIT),
+    "GetAttachedFile": look_of(
+        pb.GetAttachedFileRequest, _get_attached, pb.VectorStoreFile, _VISIT
+    ),
+    "UpdateAttachedFile": look_of(
         pb.UpdateAttachedFileRequest, _update_attached, pb.VectorStoreFile, _SLOT
     ),
-    "CreateFileBatch": _look(pb.CreateFileBatchRequest, _create_file_batch, pb.FileBatch, _SLOT),
-    "GetFileBatch": _look(pb.GetFileBatchRequest, _get_file_batch, pb.FileBatch, _VISIT),
-    "CancelFileBatch": _look(pb.CancelFileBatchRequest, _cancel_file_batch, pb.FileBatch, _SLOT),
-    "ListFileBatch": _look(pb.ListFileBatchRequest, _list_file_batch, _FILES, _VISIT),
-    "DetachFile": _look(pb.DetachFileRequest, _detach_file, pb.Deleted, _SLOT),
-    "CreateBatch": _look(pb.CreateBatchRequest, _create_batch, pb.Batch, _SLOT),
-    "ListBatches": _look(pb.ListBatchesRequest, _list_batches, pb.ListBatchesReply, _VISIT),
-    "GetBatch": _look(pb.GetBatchRequest, _get_batch, pb.Batch, _VISIT),
-    "CancelBatch": _look(pb.CancelBatchRequest, _cancel_batch, pb.Batch, _SLOT),
+    "CreateFileBatch": look_of(pb.CreateFileBatchRequest, _create_file_batch, pb.FileBatch, _SLOT),
+    "GetFileBatch": look_of(pb.GetFileBatchRequest, _get_file_batch, pb.FileBatch, _VISIT),
+    "CancelFileBatch": look_of(pb.CancelFileBatchRequest, _cancel_file_batch, pb.FileBatch, _SLOT),
+    "ListFileBatch": look_of(pb.ListFileBatchRequest, _list_file_batch, _FILES, _VISIT),
+    "DetachFile": look_of(pb.DetachFileRequest, _detach_file, pb.Deleted, _SLOT),
+    "CreateBatch": look_of(pb.CreateBatchRequest, _create_batch, pb.Batch, _SLOT),
+    "ListBatches": look_of(pb.ListBatchesRequest, _list_batches, pb.ListBatchesReply, _VISIT),
+    "GetBatch": look_of(pb.GetBatchRequest, _get_batch, pb.Batch, _VISIT),
+    "CancelBatch": look_of(pb.CancelBatchRequest, _cancel_batch, pb.Batch, _SLOT),
 }

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 from pydantic_core import core_schema
 
-from services.gateway.api.openapi.operations import OPERATIONS, Form, Operation, Raw
+from services.gateway.api.openapi.operation import Form, Operation, Raw
+from services.gateway.api.openapi.operations.table import OPERATIONS
 from services.gateway.api.rest.lasting import KEY, LAST
 from services.gateway.api.schema import Body
 from services.gateway.identity.permissions import NEEDS
@@ -153,7 +154,8 @@ def _parameters(path: str, operation: Operation, schemas: _Schemas) -> Iterator[
     if operation.query is not None:
         fields, required = schemas.fields(operation.query)
         for name, schema in fields.items():
-            yield {"name": name, "in": "query", "required": name in required, "schema": schema}
+            told = {"name": name, "in": "query", "required": name in required, "schema": schema}
+            yield told | ({"style": "deepObject"} if schema.get("type") == "object" else {})
     headers = (KEY,) if operation.lasting else ()
     for name in (*headers, *((LAST,) if operation.resumes else ())):
         schema = {"type": "string"}

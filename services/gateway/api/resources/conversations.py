@@ -1,16 +1,16 @@
 """Conversations and their items."""
 
 import secrets
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import orjson
 from pydantic import Field
 
-from services.gateway.api.resources.pages import PageQuery, page
+from services.gateway.api.resources.pages import PageQuery, told_page
 from services.gateway.api.responses_items import PREFIXES, Item
 from services.gateway.api.responses_schema import Include
 from services.gateway.api.schema import Body, Metadata, read_aside
+from services.gateway.intake import Holding
 from services.gateway.parts import Gateway
 
 MAX_ADDED = 20  # items in one call, as OpenAI's
@@ -46,23 +46,23 @@ async def create_conversation(
 async def add_items(gateway: Gateway, tenant: str, id: str, body: AddItems) -> dict[str, Any]:
     items = [as_kept(item) for item in body.items]
     await gateway.conversations.add(tenant, id, items)
-    return _listed(items, PageQuery(limit=MAX_ADDED, order="asc"))
+    return told_page(items, more=False)
 
 
-async def list_items(gateway: Gateway, tenant: str, id: str, query: PageQuery) -> dict[str, Any]:
-    stored = await gateway.conversations.items(tenant, id)
+async def list_items(
+    gateway: Gateway, tenant: str, id: str, query: PageQuery, hold: Holding
+) -> dict[str, Any]:
+    stored = await gateway.conversations.page(
+        tenant, id, hold, query.after, query.limit + 1, newest_first=query.order == "desc"
+    )
     size = sum(map(len, stored))
-    return _listed(await read_aside(size, lambda: [orjson.loads(one) for one in stored]), query)
+    items = await read_aside(size, lambda: [orjson.loads(one) for one in stored[: query.limit]])
+    return told_page(items, len(stored) > query.limit)
 
 
 async def delete_conversation(gateway: Gateway, tenant: str, id: str) -> dict[str, Any]:
     await gateway.conversations.delete(tenant, id)
     return {"id": id, "object": "conversation.deleted", "deleted": True}
-
-
-def _listed(items: Sequence[dict[str, Any]], query: PageQuery) -> dict[str, Any]:
-    order = {item["id"]: number for number, item in enumerate(items)}
-    return page(items, query, key=lambda item: order[item["id"]])
 
 
 def as_kept(item: Item, id: str = "") -> dict[str, Any]:

@@ -102,6 +102,8 @@ async def update_store(
     gateway: Gateway, principal: Principal, id: str, body: AboutStore
 ) -> dict[str, Any]:
     await _check_model(gateway, principal, body)
+    if body.embedding_model is None and "embedding_model" in body.model_fields_set:
+        principal.authorize_embedding(await gateway.retrieval.model())
     return _told(gateway, await gateway.stores.update(principal.tenant, id, body.edit))
 
 
@@ -128,8 +130,12 @@ async def get_store(gateway: Gateway, tenant: str, id: str) -> dict[str, Any]:
     return _told(gateway, await gateway.stores.records.store(tenant, id))
 
 
-async def reindex_store(gateway: Gateway, tenant: str, id: str) -> dict[str, Any]:
-    """Begins, also where it was cancelled, unless it is under way or nothing is to be done."""
+async def reindex_store(gateway: Gateway, principal: Principal, id: str) -> dict[str, Any]:
+    """Begins, also where it was cancelled, unless it is under way or nothing is to be done. Raises
+    PERMISSION_DENIED to who may not use the store's embedding model."""
+    tenant = principal.tenant
+    model = (await gateway.stores.records.store(tenant, id)).record.embedding_model
+    principal.authorize_embedding(model or await gateway.retrieval.model())
     await gateway.stores.reindexing.begin(tenant, id, asked=True)
     return await get_store(gateway, tenant, id)
 

@@ -50,7 +50,8 @@ async def delete_conversation(gateway: Gateway, exchange: Exchange, principal: P
 async def list_items(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     query = page_query(included(exchange.query), ItemsQuery)
     id = await _allowed(gateway, exchange, principal)
-    await exchange.reply_json(await conversations.list_items(gateway, principal.tenant, id, query))
+    told = await conversations.list_items(gateway, principal.tenant, id, query, exchange.place.hold)
+    await exchange.reply_json(told)
 
 
 async def add_items(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
@@ -63,7 +64,8 @@ async def add_items(gateway: Gateway, exchange: Exchange, principal: Principal) 
 async def get_item(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     validated(ItemQuery, included(exchange.query))
     id, item = await _allowed(gateway, exchange, principal), exchange.path["item"]
-    await exchange.reply_json(await gateway.conversations.item(principal.tenant, id, item))
+    hold = exchange.place.hold
+    await exchange.reply_json(await gateway.conversations.item(principal.tenant, id, hold, item))
 
 
 async def delete_item(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:

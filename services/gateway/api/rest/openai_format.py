@@ -141,7 +141,8 @@ def priced(cost: Cost | None) -> dict[str, Any]:
 
 
 def _plan(answer: Answer) -> dict[str, int]:
-    return {name: getattr(answer.plan, name) for name in _PLAN}
+    plan = answer.plan
+    return {name: getattr(plan, name) for name in _PLAN}
 
 
 def chat_completion(answers: Sequence[Answer], cost: Cost | None = None) -> dict[str, Any]:

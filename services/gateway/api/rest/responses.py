@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from protos.runs_pb2 import StoredRun
 from services.common.errors import PenstockError, invalid
 from services.gateway.api.resources.pages import PageQuery, page
 from services.gateway.api.responses_schema import Include
@@ -40,10 +41,17 @@ async def create_response(gateway: Gateway, exchange: Exchange) -> None:
         front.close()
 
 
+async def _found(
+    gateway: Gateway, exchange: Exchange, principal: Principal
+) -> tuple[StoredRun, Any]:
+    id, hold = exchange.path["response"], exchange.place.hold
+    return await stored_response(gateway, principal, id, hold)
+
+
 async def get_response(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     """As far as it is; with `stream` its events, behind `starting_after` or from the first."""
     query = validated(RetrieveQuery, included(exchange.query, resume_query(exchange)))
-    stored, told = await stored_response(gateway, principal, exchange.path["response"])
+    stored, told = await _found(gateway, exchange, principal)
     after, field = query.behind(exchange.headers)
     if not query.stream:
         return await exchange.reply_json(await snapshot(gateway, principal, stored, told))
@@ -63,15 +71,15 @@ async def get_response(gateway: Gateway, exchange: Exchange, principal: Principa
 
 
 async def delete_response(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
-    id = exchange.path["response"]
-    stored, _ = await stored_response(gateway, principal, id)
+    stored, _ = await _found(gateway, exchange, principal)
     await gateway.runs.drop(principal.tenant, stored.request_id)
+    id = exchange.path["response"]
     await exchange.reply_json({"id": id, "object": "response", "deleted": True})
 
 
 async def cancel_response(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     """Ends what runs in the background; what has ended stays as it is."""
-    stored, told = await stored_response(gateway, principal, exchange.path["response"])
+    stored, told = await _found(gateway, exchange, principal)
     if not told["response"]["background"]:
         raise invalid(
             "Only a response in the background can be cancelled.", "response_id", stage="gateway"
@@ -83,7 +91,7 @@ async def cancel_response(gateway: Gateway, exchange: Exchange, principal: Princ
 async def list_input_items(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     """Of its own request, not of those before it."""
     query = page_query(included(exchange.query), ItemsQuery)
-    stored, told = await stored_response(gateway, principal, exchange.path["response"])
+    stored, told = await _found(gateway, exchange, principal)
     items: list[dict[str, Any]] = input_items(stored, told)
     order = {item["id"]: number for number, item in enumerate(items)}
     await exchange.reply_json(page(items, query, key=lambda item: order[item["id"]]))

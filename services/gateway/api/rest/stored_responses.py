@@ -23,7 +23,7 @@ from services.gateway.api.rest.responses_format import (
 from services.gateway.api.schema import read_aside, validated
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found
-from services.gateway.intake import Place
+from services.gateway.intake import Holding, Place
 from services.gateway.parts import Gateway
 from services.gateway.runs.lasting.failures import away
 from services.gateway.runs.lasting.stored import answer_of, cost_of, error_of
@@ -37,10 +37,12 @@ def run_of(id: str) -> str:
     return REQUEST.prefix + id.removeprefix(PREFIX) if id.startswith(PREFIX) else ""
 
 
-async def stored_response(gateway: Gateway, principal: Principal, id: str) -> tuple[StoredRun, Any]:
+async def stored_response(
+    gateway: Gateway, principal: Principal, id: str, hold: Holding
+) -> tuple[StoredRun, Any]:
     """The run, and what its request told. Raises NOT_FOUND; PERMISSION_DENIED to who may not use
-    its model."""
-    stored = await gateway.runs.find(principal, run_of(id))
+    its model; what `hold` does of all that is kept of it."""
+    stored = await gateway.runs.find(principal, run_of(id), hold)
     if stored is not None and stored.route == ROUTE:
         text = stored.told
         told = await read_aside(len(text), lambda: json.loads(text))
@@ -65,6 +67,7 @@ async def snapshot(
                 items.push(answer, event.delta.delta)
             elif event.HasField("finished") and answer is not None:
                 status, cost = status_of(answer), cost_of(event.finished)
+                answer.warnings.extend(event.finished.warnings)
                 items.close(answer, status)
             elif event.HasField("failed"):
                 error = error_of(event.failed)
@@ -90,21 +93,28 @@ def input_id(kind: str, request_id: str, index: int) -> str:
 
 
 async def said_before(
-    gateway: Gateway, principal: Principal, place: Place, request: ResponseInput
+    gateway: Gateway,
+    principal: Principal,
+    place: Place,
+    request: ResponseInput,
+    key: str = "",
 ) -> tuple[Sequence[Item], int]:
     """What the request goes on with, and its bytes, which `place` holds: no more than a body may
-    have. Raises INVALID_ARGUMENT, RESOURCE_EXHAUSTED for what has no room, or PERMISSION_DENIED to
-    who may not use a model that said some of it."""
+    have. Of a retry under an idempotency `key`: what was there before its own turn. Raises
+    INVALID_ARGUMENT, RESOURCE_EXHAUSTED for what has no room, or PERMISSION_DENIED to who may not
+    use a model that said some of it."""
     if request.conversation is None:
         return await _followed(gateway, principal, place, request.previous_response_id)
     id, most = request.conversation.id, gateway.settings.gateway.body_limit_bytes
+    turn = await gateway.runs.named(principal, key) if key else ""
     try:
         await gateway.conversations.authorize(principal, id, "conversation")
-        stored = await gateway.conversations.items(principal.tenant, id, "conversation")
+        stored = await gateway.conversations.items(
+            principal.tenant, id, place.hold, "conversation", turn
+        )
     except RedisAway:
         raise away() from None
     size = sum(map(len, stored))
-    place.hold(size)
     if size > most:
         why = f"it has more than {most} bytes: delete items of it, or begin another"
         raise invalid(
@@ -119,13 +129,13 @@ async def said_before(
 async def _followed(
     gateway: Gateway, principal: Principal, place: Place, previous: str | None
 ) -> tuple[Sequence[Item], int]:
-    """All items of the responses that this one follows, first to last, and their bytes, which
-    `place` holds: they are together no more than a body may have. Raises INVALID_ARGUMENT, or
+    """All items of the responses that this one follows, first to last, and their bytes: they are
+    together no more than a body may have. `place` holds what is read. Raises INVALID_ARGUMENT, or
     RESOURCE_EXHAUSTED for what has no room."""
     own, parts, count, size = gateway.settings.gateway, list[list[Item]](), 0, 0
     while previous is not None and count <= own.max_messages:
         try:
-            stored, told = await stored_response(gateway, principal, previous)
+            stored, told = await stored_response(gateway, principal, previous, place.hold)
         except PenstockError as error:
             if error.reason != "not_found":
                 raise
@@ -138,7 +148,6 @@ async def _followed(
             raise _refused(previous, "invalid_value", f"is {whole['status']}")
         said = (*told["input"], *whole["output"])
         its_size = len(stored.told.encode()) + len(orjson.dumps(whole["output"]))
-        place.hold(its_size)
         size += its_size
         if size > own.body_limit_bytes:
             why = f"and those before it are more than {own.body_limit_bytes} bytes"

@@ -56,7 +56,7 @@ async def delete_store(gateway: Gateway, exchange: Exchange, principal: Principa
 
 async def reindex_store(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     store = exchange.path["store"]
-    await exchange.reply_json(await vector_stores.reindex_store(gateway, principal.tenant, store))
+    await exchange.reply_json(await vector_stores.reindex_store(gateway, principal, store))
 
 
 async def cancel_reindexing(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:

@@ -9,11 +9,13 @@
 --   :items:<tenant>:<id>    hash    item -> JSON
 --   :order:<tenant>:<id>    zset    item -> its place, from 1 on
 --   :models:<tenant>:<id>   set     those whose answers were added
+--   :turns:<tenant>:<id>    hash    request whose turn was added -> the place of its first item
 --
 -- ARGV: op, kept (s), most (conversations of a tenant), room (their bytes), tenant, conversation, then
 --   create   record, (item, JSON)*            -> ok | many | bytes
 --   change   before, after                    -> ok | gone | changed | bytes
---   add      most (items), models (JSON), (item, JSON)*  -> ok | gone | items | bytes
+--   add      most (items), models (JSON), turn, (item, JSON)*  -> ok | gone | items | bytes; `turn`:
+--            the request whose turn it is, which is added once, however often it is asked for; or empty
 --   drop     item                             -> whether it was there
 --   delete                                    -> whether it was there
 
@@ -27,14 +29,14 @@ local function key(part, of) return table.concat({root, part, tenant, of}, ':') 
 
 local ALL, SIZES, BYTES = key('all'), key('sizes'), key('bytes')
 local OF, ITEMS, ORDER = key('of', id), key('items', id), key('order', id)
-local MODELS = key('models', id)
+local MODELS, TURNS = key('models', id), key('turns', id)
 
 local function forget(conversation)
   local size = tonumber(call('HGET', SIZES, conversation) or 0)
   if size > 0 then call('DECRBY', BYTES, size) end
   call('HDEL', SIZES, conversation)
   call('ZREM', ALL, conversation)
-  for _, part in ipairs({'items', 'order', 'models'}) do call('DEL', key(part, conversation)) end
+  for _, part in ipairs({'items', 'order', 'models', 'turns'}) do call('DEL', key(part, conversation)) end
   return call('DEL', key('of', conversation))
 end
 
@@ -53,13 +55,13 @@ local function grow(bytes)
   call('HINCRBY', SIZES, id, bytes)
   call('INCRBY', BYTES, bytes)
   call('ZADD', ALL, now, id)
-  for _, one in ipairs({OF, ITEMS, ORDER, MODELS, ALL, SIZES, BYTES}) do
+  for _, one in ipairs({OF, ITEMS, ORDER, MODELS, TURNS, ALL, SIZES, BYTES}) do
     call('EXPIRE', one, kept)
   end
 end
 
 -- Items are read from ARGV, where they are last: a function takes some 8,000 arguments at most.
-local FIRST = op == 'add' and 9 or 8
+local FIRST = op == 'add' and 10 or 8
 
 local function size_of_items()
   local bytes = 0
@@ -67,6 +69,7 @@ local function size_of_items()
   return bytes
 end
 
+-- Returns the place of the first.
 local function append_items()
   local place = call('ZREVRANGE', ORDER, 0, 0, 'WITHSCORES')[2] or 0
   for n = FIRST, #ARGV, 2 do
@@ -74,6 +77,7 @@ local function append_items()
     call('HSET', ITEMS, ARGV[n], ARGV[n + 1])
     call('ZADD', ORDER, place, ARGV[n])
   end
+  return place - (#ARGV - FIRST + 1) / 2 + 1
 end
 
 local ops = {}
@@ -99,13 +103,18 @@ function ops.change(before, after)
   return 'ok'
 end
 
-function ops.add(items_at_most, models)
+function ops.add(items_at_most, models, turn)
   tidy()
   local bytes, items = size_of_items(), (#ARGV - FIRST + 1) / 2
   if call('EXISTS', OF) == 0 then return 'gone' end
+  if turn ~= '' and call('HEXISTS', TURNS, turn) == 1 then return 'ok' end
   if call('HLEN', ITEMS) + items > tonumber(items_at_most) then return 'items' end
   if not fits(bytes) then return 'bytes' end
-  append_items()
+  local first = append_items()
+  if turn ~= '' then
+    call('HSET', TURNS, turn, first)
+    bytes = bytes + #turn
+  end
   for _, model in ipairs(cjson.decode(models)) do call('SADD', MODELS, model) end
   grow(bytes)
   return 'ok'
@@ -122,4 +131,4 @@ end
 
 function ops.delete() return forget(id) end
 
-return ops[op](ARGV[7], ARGV[8])
+return ops[op](ARGV[7], ARGV[8], ARGV[9])

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from protos.runs_pb2 import RunEvents
+from protos.runs_pb2 import RunEvents, StoredRun
 from services.common.errors import PenstockError
 from services.common.redis import RedisAway
 from services.gateway import metrics
@@ -23,7 +25,7 @@ from services.gateway.runs.lasting.failures import (
     lost,
     too_large,
 )
-from services.gateway.runs.lasting.run import Run
+from services.gateway.runs.lasting.run import Ending, Run
 from services.gateway.runs.lasting.store import Hold, RunStore
 from services.gateway.runs.lasting.stored import caller_of, failed, text_of
 from services.gateway.runs.lasting.takeover import taken_over
@@ -42,9 +44,13 @@ _CLAIMED = 8  # at one look
 _WHY = {"cancelled": cancelled, "full": too_large, "away": away}  # an end that is not `lost`
 
 
+EndingOf = Callable[[Gateway, StoredRun], Awaitable[Ending | None]]
+
+
 class OwnRuns:
-    def __init__(self, store: RunStore, lease_s: float) -> None:
+    def __init__(self, store: RunStore, lease_s: float, ending_of: EndingOf) -> None:
         self.store = store
+        self._ending_of = ending_of
         self._lease_s = lease_s
         self._runs: dict[str, Run] = {}
         self._gateway: Gateway | None = None
@@ -72,6 +78,8 @@ class OwnRuns:
         return len(self._runs)
 
     def run(self, run: Run, principal: Principal) -> None:
+        assert self._gateway is not None
+        run.ending = partial(self._ending_of, self._gateway, run.stored)
         self._runs[run.request_id] = run
         run.task = asyncio.create_task(self._carry(run, principal), name=f"run {run.request_id}")
         run.task.add_done_callback(lambda task: task.cancelled() or task.exception())

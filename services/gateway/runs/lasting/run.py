@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
 from protos.runs_pb2 import RunEvent, RunEvents, StoredRun
 from protos.tokenizer_pb2 import TextDelta
@@ -23,10 +24,16 @@ from services.gateway.runs.lasting.stored import (
 )
 from services.gateway.runs.prompt import Answer, Prompt
 
+T = TypeVar("T")
 GATHER_S = 0.05  # events that come within this are written at once
 _RETRY_S = 0.2  # while Redis is away
 _MAX_UNWRITTEN = 4 * 2**20  # bytes of deltas: with more, the answer waits for Redis
 _PATIENCE_S = 10.0  # with Redis, for the first write: until then nobody is told of it
+
+
+Ending = Callable[[], Awaitable[Sequence[str]]]
+"""What is done with an answer that is whole, before its end is told: it may be carried out twice,
+which is the same as once. Returns what could not be done. Raises one of `RedisAway`."""
 
 
 class Run:
@@ -50,6 +57,7 @@ class Run:
     ) -> None:
         """`keeps_ids`: the answer's tokens are stored while it runs."""
         self.hold = hold
+        self.stored = stored
         self.traceparent = traceparent
         self.request_id = stored.request_id
         self.route = stored.route
@@ -61,6 +69,7 @@ class Run:
         self.finishing = False  # what is written now is its end
         self.over: str | None = None  # why: cancelled, lost, leaving, full, away, failed
         self.task: asyncio.Task[None] | None = None
+        self.ending: Callable[[], Awaitable[Ending | None]] | None = None
         self._was_anothers = False
         self._store = store
         self._prompts = prompts
@@ -132,14 +141,21 @@ class Run:
             if answer.index not in self._told:
                 await self.write(answer, [])
         await self._write()
+        warnings = await self._end()
         self.finishing = True
         self._seq += 1
-        events = _packed(finished(cost))
+        events = _packed(finished(cost, warnings))
         verdict = await _until_taken(lambda: self._store.finish(self.hold, self._seq, events))
-        if verdict == "cancelled":
-            raise cancelled()
-        if verdict != "ok":
-            raise lost()
+        _check(verdict)
+
+    async def _end(self) -> Sequence[str]:
+        """Does what is to be done with the answer, once however many gateways come to this: what of
+        it could not be."""
+        ending = None if self.ending is None else await self.ending()
+        if ending is None:
+            return ()
+        _check(await _until_taken(lambda: self._store.seal(self.hold)))
+        return await _until_taken(ending)
 
     # ---- its end ------------------------------------------------------------------------------
 
@@ -230,7 +246,15 @@ def _packed(event: RunEvent) -> str:
     return text_of(RunEvents(events=[event]))
 
 
-async def _until_taken(write: Callable[[], Awaitable[Verdict | None]]) -> Verdict | None:
+def _check(verdict: Verdict | None) -> None:
+    """Of a run that was to end."""
+    if verdict == "cancelled":
+        raise cancelled()
+    if verdict != "ok":
+        raise lost()
+
+
+async def _until_taken(write: Callable[[], Awaitable[T]]) -> T:
     """However long Redis is away."""
     while True:
         try:

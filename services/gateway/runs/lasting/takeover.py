@@ -58,7 +58,8 @@ def _begin(
                 prompt.request.chat.passages.extend(one.passages)
         if own:
             told = [delta for index in own for delta in deltas[index]]
-            anew = not all(_known(deltas[index], ids[index]) for index in own)
+            is_whole = sum(bool(delta.finish) for delta in told) == count  # nothing is to be made
+            anew = not (is_whole or all(_known(deltas[index], ids[index]) for index in own))
             for delta in told:
                 delta.ClearField("token_ids")
             if not anew:

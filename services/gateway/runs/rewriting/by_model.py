@@ -72,7 +72,7 @@ async def _answer(
     timeout_s = gateway.settings.retrieval.rewriting_timeout_s
     stream = TextStream(
         gateway.tokenizers,
-        request,
+        request.SerializeToString(),
         patience_s=timeout_s,
         deadline=time.monotonic() + timeout_s,
         traceparent=traceparent(span),

@@ -3,7 +3,7 @@
 stored.py              what a tensor gives: rows of floats, or of what it is held in to the bit
 safetensors.py         files of Hugging Face checkpoints, and their tensors by name
 scheme.py              what config.json says of quantized ones
-quantized.py           compressed-tensors, GPTQ, AWQ, FP8 (packed.py: numbers in words)
+quantized.py           compressed-tensors, GPTQ, AWQ, FP8 (packed.py: numbers in words; fp8.py)
 writing.py             `penstock quantize`
 gguf.py                llama.cpp's files (gguf_blocks.py: its types)
 """

@@ -40,10 +40,21 @@ _OF_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_OF_EXPERTS = {
+    "MixtralForCausalLM": ("block_sparse_moe", {"gate": "w1", "up": "w3", "down": "w2"}),
+    "Qwen3MoeForCausalLM": (
+        "mlp",
+        {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"},
+    ),
+}
+"""By architecture: where they lie, and what an expert's matrices are called."""
+_STACKED = re.compile(r"blk\.(\d{1,5})\.ffn_(gate|up|down)_exps\.weight", re.ASCII)
+_ROUTER = re.compile(r"blk\.(\d{1,5})\.ffn_gate_inp\.weight", re.ASCII)
 _NAME = re.compile(r"(?:blk\.(\d{1,5})\.)?([a-z_]+)\.(weight|bias)", re.ASCII)
 _TURNED = ("self_attn.q_proj", "self_attn.k_proj")
 _INTEGERS: dict[str, tuple[int, Callable[[Blocks], NDArray[np.int8]]]] = {
     "Q4_0": (4, gguf_blocks.q4_0),
+    "Q5_0": (5, gguf_blocks.q5_0),
     "Q8_0": (8, gguf_blocks.q8_0),
 }
 
@@ -52,11 +63,14 @@ def tensors_of(file: BinaryIO, header: Header, config: ModelConfig) -> dict[str,
     """By name; names that are not known stay as they are. llama.cpp turns neighbouring numbers of a
     head of a Llama, and has its rows of queries and keys in that order."""
     turns = header.metadata.get("general.architecture") == "llama"
-    found = {}
+    found: dict[str, Stored] = {}
     for own, at in header.tensors.items():
         if own == ROPE_FACTORS:  # part of the configuration
             continue
-        name = _name(own)
+        if (parts := _STACKED.fullmatch(own)) and _are_experts(at, config):
+            found |= _experts(file, at, config, *parts.groups())
+            continue
+        name = _name(own, config)
         if name in found:
             raise UnsupportedModel(f"{header.path}: tensor {name} is there twice, once as {own}")
         turned = config.head_dim if turns and any(f".{one}." in name for one in _TURNED) else 0
@@ -72,7 +86,28 @@ def header_of(path: Any) -> Header:
         raise UnsupportedModel(str(error)) from error
 
 
-def _name(own: str) -> str:
+def _are_experts(at: TensorAt, config: ModelConfig) -> bool:
+    told = config.experts
+    return told is not None and len(at.shape) == 3 and at.shape[0] == told.count
+
+
+def _experts(
+    file: BinaryIO, at: TensorAt, config: ModelConfig, layer: str, which: str
+) -> dict[str, Stored]:
+    """Of [experts, n, k] each [n, k]."""
+    place, names = _OF_EXPERTS[config.architecture]
+    before = f"model.layers.{int(layer)}.{place}.experts"
+    each = at.bytes // at.shape[0]
+    one = partial(TensorAt, at.type, at.shape[1:])
+    return {
+        f"{before}.{number}.{names[which]}.weight": _tensor(file, one(at.offset + number * each), 0)
+        for number in range(at.shape[0])
+    }
+
+
+def _name(own: str, config: ModelConfig) -> str:
+    if (of_router := _ROUTER.fullmatch(own)) and config.experts:
+        return f"model.layers.{int(of_router[1])}.{_OF_EXPERTS[config.architecture][0]}.gate.weight"
     parts = _NAME.fullmatch(own)
     if parts is None:
         return own

@@ -1,6 +1,6 @@
 """Blocks of weights as llama.cpp's types have them (ggml-common.h): [rows, blocks, bytes] into what
-they stand for. Q4_0 and Q8_0, whole numbers with a scale for each 32, are taken apart; of others
-come float32."""
+they stand for. Q4_0, Q5_0 and Q8_0, whole numbers with a scale for each 32, are taken apart; of
+others come float32."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,7 +16,7 @@ T = TypeVar("T", bound=np.generic)
 
 
 def scales(blocks: Blocks) -> NDArray[np.float16]:
-    """Of Q4_0 and Q8_0, [rows, blocks]."""
+    """Of Q4_0, Q5_0 and Q8_0, [rows, blocks]."""
     found: NDArray[np.float16] = _halves(blocks, 0)[:, :, 0]
     return found
 
@@ -26,17 +26,18 @@ def q4_0(blocks: Blocks) -> Integers:
     return _rows(_low_then_high(blocks[:, :, 2:])).view(np.int8) - np.int8(8)
 
 
+def q5_0(blocks: Blocks) -> Integers:
+    """[rows, k], -16 to 15."""
+    fives = _low_then_high(blocks[:, :, 6:]) | _fifth_bits(blocks[:, :, 2:6])
+    return _rows(fives).view(np.int8) - np.int8(16)
+
+
 def q8_0(blocks: Blocks) -> Integers:
     return _rows(blocks[:, :, 2:]).view(np.int8)
 
 
 def _q4_1(blocks: Blocks) -> Floats:
     return _rows(_times_and_plus(_low_then_high(blocks[:, :, 4:]), blocks))
-
-
-def _q5_0(blocks: Blocks) -> Floats:
-    fives = _low_then_high(blocks[:, :, 6:]) | _fifth_bits(blocks[:, :, 2:6])
-    return _rows((fives.astype(np.float32) - 16) * _halves(blocks, 0).astype(np.float32))
 
 
 def _q5_1(blocks: Blocks) -> Floats:
@@ -67,7 +68,7 @@ def _q6_k(blocks: Blocks) -> Floats:
 
 
 WIDENED: dict[str, Callable[[Blocks], Floats]] = {
-    "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
+    "Q4_1": _q4_1, "Q5_1": _q5_1, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
 }  # fmt: skip
 
 

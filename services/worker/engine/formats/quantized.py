@@ -5,23 +5,17 @@ never taken from config.json, which may claim what is not so.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from services.worker.engine.formats.fp8 import Fp8
 from services.worker.engine.formats.packed import columns, unpacked
 from services.worker.engine.formats.scheme import Scheme
-from services.worker.engine.formats.stored import (
-    Floats,
-    Plain,
-    Quantized,
-    Rows,
-    Shape,
-    Stored,
-    Widened,
-)
+from services.worker.engine.formats.stored import Plain, Quantized, Rows, Shape, Stored
 from services.worker.engine.formats.stored import widened as widened_bits
 from services.worker.engine.model_config import UnsupportedModel
 
@@ -33,15 +27,6 @@ _ACTIVATIONS = (
 _OF_FLOATS = ("F32", "F16", "BF16")
 _AWQ = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 """Where each of eight columns lies in its word."""
-_E4M3 = np.array(
-    [
-        (-1) ** (bits >> 7)
-        * (2.0 ** ((bits >> 3 & 15) - 7) * (1 + (bits & 7) / 8) if bits & 120 else (bits & 7) / 512)
-        for bits in range(256)
-    ],
-    np.float32,
-)
-_E4M3[[0x7F, 0xFF]] = np.nan
 
 
 def put_together(
@@ -117,7 +102,7 @@ def _matrix(layer: _Layer, scheme: Scheme) -> Stored | None:
     if "weight_packed" in layer:
         return _packed(layer)
     if layer.type_of("weight") == "I8":
-        return _integers(layer)
+        return _integers(layer, scheme.rounds_rows)
     if layer.type_of("weight") == "F8_E4M3":
         return _fp8(layer, scheme)
     return None
@@ -150,7 +135,7 @@ def _packed(layer: _Layer) -> Quantized:
     return _of_groups(layer, f"int{bits}", bits, integers, scales, groups, zeros, "weight_g_idx")
 
 
-def _integers(layer: _Layer) -> Quantized:
+def _integers(layer: _Layer, rounds_rows: bool) -> Quantized:
     """Its int-quantized and naive-quantized: a byte each."""
     weight = layer.take("weight", ("I8",), layer.shape)
     scales, groups = _scales(layer)
@@ -158,7 +143,8 @@ def _integers(layer: _Layer) -> Quantized:
     if "weight_zero_point" in layer:
         told = layer.take("weight_zero_point", ("I8",), (layer.shape[0], groups), (1,))
         zeros = _by_row(told)
-    return _of_groups(layer, "int8", 8, weight.values, scales, groups, zeros, "weight_g_idx")
+    found = _of_groups(layer, "int8", 8, weight.values, scales, groups, zeros, "weight_g_idx")
+    return replace(found, rounds_rows=rounds_rows)
 
 
 def _gptq(layer: _Layer, zeros_less: int) -> Quantized:
@@ -201,7 +187,7 @@ def _awq(layer: _Layer) -> Quantized:
     return _of_groups(layer, "AWQ's int4", 4, of(weight), _by_column(scale), groups, of(words))
 
 
-def _fp8(layer: _Layer, scheme: Scheme) -> Widened:
+def _fp8(layer: _Layer, scheme: Scheme) -> Fp8:
     n, k = layer.shape
     weight = layer.take("weight", ("F8_E4M3",), (n, k))
     part = "weight_scale_inv" if "weight_scale_inv" in layer else "weight_scale"
@@ -216,13 +202,10 @@ def _fp8(layer: _Layer, scheme: Scheme) -> Widened:
         whole, width = whole.reshape(-1, 1), k
         rows = n if whole.size == 1 else 1
 
-    def widened(first: int, last: int) -> Floats:
-        of_rows = whole[np.arange(first, last) // rows]
-        found: Floats = _E4M3[weight.values(first, last)]
-        found *= np.repeat(of_rows, width, axis=1)[:, :k]
-        return found
+    def scales(first: int, last: int) -> NDArray[Any]:
+        return whole[np.arange(first, last) // rows].astype(np.float32)
 
-    return Widened("FP8", layer.shape, widened)
+    return Fp8(layer.shape, weight.values, scales, width)
 
 
 def _of_groups(

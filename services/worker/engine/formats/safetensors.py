@@ -59,7 +59,7 @@ def tensors_of(file: BinaryIO) -> Iterator[tuple[str, Stored]]:
             continue
         if about["dtype"] not in TYPES:
             raise UnsupportedModel(
-                f"{file.name}: tensor {name} is {about['dtype']}, which is not supported"
+                f"{file.name}: tensor {name[:200]} is {about['dtype']}, which is not supported"
             )
         begin, _ = about["data_offsets"]
         yield in_full(name), Plain(file, start + begin, tuple(about["shape"]), about["dtype"])

@@ -28,6 +28,8 @@ class Scheme:
     """GPTQ's first layout stores a zero less than it is."""
     blocks: tuple[int, int] | None = None
     """Rows and columns that have a scale of FP8 in common."""
+    rounds_rows: bool = False
+    """Rows that meet matrices of int8 are to be int8, too, each with a scale of its own."""
 
 
 NOT_QUANTIZED = Scheme()
@@ -69,7 +71,7 @@ def _of_groups(told: dict[str, Any]) -> Scheme:
     format_ = told.get("format")
     if format_ not in (*_FORMATS, _MIXED):
         raise _refusal("format", format_, (*_FORMATS, _MIXED))
-    found = set()
+    found, rounded = set(), set()
     for name, group in groups.items():
         at, own = f"config_groups.{name}", group if isinstance(group, dict) else {}
         if own.get("format") not in (None, *_FORMATS):
@@ -80,10 +82,27 @@ def _of_groups(told: dict[str, Any]) -> Scheme:
         if weights.get("strategy") not in _STRATEGIES:
             raise _refusal(f"{at}.weights.strategy", weights.get("strategy"), _STRATEGIES)
         found.add(_blocks(f"{at}.weights.block_structure", weights.get("block_structure")))
+        if _is_int8(weights):
+            rounded.add(_is_of_tokens(own.get("input_activations")))
     found.discard(None)
     if len(found) > 1:
         raise UnsupportedScheme("quantization_config.config_groups have blocks of several sizes")
-    return Scheme("compressed-tensors", blocks=next(iter(found), None))
+    blocks = next(iter(found), None)
+    return Scheme("compressed-tensors", blocks=blocks, rounds_rows=rounded == {True})
+
+
+def _is_int8(told: dict[str, Any]) -> bool:
+    return told.get("type", "int") == "int" and told.get("num_bits") == 8
+
+
+def _is_of_tokens(told: Any) -> bool:
+    """A scale for each token as it comes, and no zero. Others' rows stay as they are."""
+    return (
+        isinstance(told, dict)
+        and _is_int8(told)
+        and (told.get("strategy"), told.get("dynamic")) == ("token", True)
+        and told.get("symmetric", True) is True
+    )
 
 
 def _blocks(field: str, value: Any) -> tuple[int, int] | None:

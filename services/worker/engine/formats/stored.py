@@ -6,21 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.cpu.matrix import BYTES_STEP, GROUP, NIBBLES_STEP
+from kernels.cpu.matrix import BYTES_STEP, GROUP, NIBBLES_STEP, ZEROS_STEP, Held
 from services.worker.engine.model_config import UnsupportedModel
 
 Shape = tuple[int, ...]
 Floats = NDArray[np.float32]
 Bits = NDArray[np.uint16]
-Held = Literal["", "int8", "int4"]
-"""A format of kernels/cpu/matrix.py, or none."""
 Rows = Callable[[int, int], NDArray[Any]]
 """Of a matrix its rows [first, last)."""
+Rounding = Callable[[Floats], tuple[NDArray[Any], ...]]
+"""Of rows [n, k] numbers of few bits and what belongs to them: see `Library.pack`."""
 
 TYPES: dict[str, Any] = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1",
@@ -42,9 +42,9 @@ class Stored(ABC):
         return prod(self.shape)
 
     @property
-    def held(self) -> Held:
-        """The engine's own format that has its values to the bit, if one has."""
-        return ""
+    def held(self) -> tuple[Held, ...]:
+        """The engine's own formats that have its values to the bit, those of fewer bits first."""
+        return ()
 
     @property
     def is_quantized(self) -> bool:
@@ -56,6 +56,10 @@ class Stored(ABC):
         """It is bfloat16, or quantized and widened to that."""
         return self.is_quantized
 
+    def rounded(self, how: Rounding, first: int, last: int) -> tuple[NDArray[Any], ...]:
+        """Rows [first, last) in fewer bits than they have, and their scales."""
+        return how(self.float32(first, last))
+
     @abstractmethod
     def float32(self, first: int = 0, last: int | None = None) -> Floats:
         """Rows [first, last); exact, but for float64."""
@@ -64,13 +68,22 @@ class Stored(ABC):
         """Rows [first, last): the bits of the nearest values, of two the even one."""
         return nearest_bfloat16(self.float32(first, last))
 
-    def values(self) -> NDArray[Any]:
-        """All of it, as narrow as it is stored: uint16 are bfloat16's bits."""
-        return self.float32()
+    def values(self, first: int = 0, last: int | None = None) -> NDArray[Any]:
+        """Rows [first, last), as narrow as they are stored: uint16 are bfloat16's bits."""
+        return self.float32(first, last)
 
-    def narrow(self, first: int, last: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Rows [first, last) as what it is `held` in: see `quantized` and `grouped` of
-        kernels/cpu/matrix.py."""
+    def columns(
+        self, first: int, last: int, top: int = 0, bottom: int | None = None
+    ) -> NDArray[Any]:
+        """Of a matrix, columns [first, last) of its rows [top, bottom), likewise. Of one of few
+        bits other columns are read, too, some rows at a time."""
+        rows = range(self.shape[0])[top:bottom]
+        strips = [rows[at : at + _LOOKED_AT] for at in range(0, len(rows), _LOOKED_AT)]
+        return np.concatenate([self.float32(s.start, s.stop)[:, first:last] for s in strips])
+
+    def narrow(self, first: int, last: int, to: Held) -> tuple[NDArray[Any], ...]:
+        """Rows [first, last) in a format that it is `held` in, and their scales and zeros: see
+        `Library.pack`."""
         raise NotImplementedError(self.kind)
 
 
@@ -104,19 +117,19 @@ class Plain(Stored):
         found: int = np.dtype(TYPES[self.dtype]).itemsize
         return found
 
-    def columns(self, first: int, last: int) -> NDArray[Any]:
-        """Of a matrix, all rows of its columns [first, last)."""
-        found = np.empty((self.shape[0], last - first), TYPES[self.dtype])
+    def columns(
+        self, first: int, last: int, top: int = 0, bottom: int | None = None
+    ) -> NDArray[Any]:
+        """Of a matrix, columns [first, last) of its rows [top, bottom)."""
+        rows = range(self.shape[0])[top:bottom]
+        found = np.empty((len(rows), last - first), TYPES[self.dtype])
         of_row = self.shape[1] * found.itemsize
-        for number, row in enumerate(found):
+        for number, row in zip(rows, found, strict=True):
             read_into(self.file, row, self.offset + number * of_row + first * found.itemsize)
         return found
 
     def float32(self, first: int = 0, last: int | None = None) -> Floats:
-        values = self.values(first, last)
-        if self.dtype != "BF16":
-            return values.astype(np.float32, copy=False)
-        return widened(values)
+        return as_float32(self.values(first, last))
 
     def bfloat16(self, first: int = 0, last: int | None = None) -> Bits:
         if self.dtype == "BF16":
@@ -142,6 +155,8 @@ class Quantized(Stored):
     groups: int = 1
     order: NDArray[np.intp] | None = None
     """Of which group each column is, [k]; None: as many of each, one group behind the other."""
+    rounds_rows: bool = False
+    """It is made for rows that are int8, too, each with a scale of its own."""
 
     @property
     def is_quantized(self) -> bool:
@@ -155,28 +170,44 @@ class Quantized(Stored):
         found *= self._of_columns(self.scales(first, last).astype(np.float32))
         return found
 
-    def narrow(self, first: int, last: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    def narrow(self, first: int, last: int, to: Held) -> tuple[NDArray[Any], ...]:
         integers, scales = self.integers(first, last), self.scales(first, last)
-        if self.held == "int8":
+        if to in ("int8", "w8a8"):
             return integers.astype(np.int8), scales[:, 0].astype(np.float32)
         again = self.shape[1] // GROUP // self.groups
         halves = np.repeat(scales.astype(np.float16), again, axis=1)
-        return (integers + 8).astype(np.uint8), halves
+        zeros = np.zeros(scales.shape, np.int16)
+        if self.zeros is not None:
+            zeros = self.zeros(first, last).astype(np.int16)
+        if to == "int8_groups":
+            return (integers - self._of_columns(zeros)).astype(np.int8), halves
+        nibbles = (integers + 8).astype(np.uint8)
+        if to == "int4":
+            return nibbles, halves
+        return nibbles, halves, np.repeat((zeros + 8).astype(np.uint8), again, axis=1)
 
-    def _of_columns(self, of_groups: Floats) -> Floats:
+    def _of_columns(self, of_groups: NDArray[Any]) -> NDArray[Any]:
         if self.order is not None:
             return of_groups[:, self.order]
         return np.repeat(of_groups, self.shape[1] // self.groups, axis=1)
 
     @cached_property
-    def held(self) -> Held:
+    def held(self) -> tuple[Held, ...]:
         k = self.shape[1]
-        if self.zeros is not None or (self.order is not None and self.groups > 1):
-            return ""
-        whole = not (k % NIBBLES_STEP or k // self.groups % GROUP)
-        if self.bits == 4 and whole and self._scales_are_halves():
-            return "int4"
-        return "int8" if self.groups == 1 and not k % BYTES_STEP else ""
+        found: list[Held] = []
+        if self.order is not None and self.groups > 1:
+            return ()
+        in_groups = not k // self.groups % GROUP and self._scales_are_halves()
+        if in_groups and self.bits == 4 and self.zeros is None and not k % NIBBLES_STEP:
+            found.append("int4")
+        if in_groups and self.bits == 4 and not k % ZEROS_STEP:
+            found.append("int4_zeros")
+        if self.groups == 1 and self.zeros is None and not k % BYTES_STEP:
+            found += ["w8a8", "int8"] if self.rounds_rows else ["int8", "w8a8"]
+        # A number of seven bits less a zero of seven is one of eight.
+        if in_groups and (self.zeros is None or self.bits < 8) and not k % NIBBLES_STEP:
+            found.append("int8_groups")
+        return tuple(found)
 
     def _scales_are_halves(self) -> bool:
         if self.scales(0, 1).dtype == np.float16:
@@ -220,6 +251,11 @@ def read_into(file: BinaryIO, array: NDArray[Any], at: int) -> None:
         if not count:
             raise UnsupportedModel(f"{file.name}: was cut short while it was read")
         rest, at = rest[count:], at + count
+
+
+def as_float32(values: NDArray[Any]) -> Floats:
+    """`values` of a tensor."""
+    return widened(values) if values.dtype == np.uint16 else values.astype(np.float32, copy=False)
 
 
 def widened(bits: Bits) -> Floats:

@@ -1,23 +1,45 @@
-"""A checkpoint written again with matrices of int8 or int4, as compressed-tensors' `pack-quantized`
-has them: read to the bit here, and by others that read those."""
+"""A checkpoint written again with matrices of few bits, as compressed-tensors has them: read to the
+bit here, and by others that read those."""
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.cpu.matrix import BYTES_STEP, GROUP, NIBBLES_STEP, grouped, quantized
+from kernels.cpu.matrix import BYTES_STEP, GROUP, NIBBLES_STEP, grouped, in_e4m3, quantized
 from services.worker.engine.checkpoint import open_checkpoint
-from services.worker.engine.formats.stored import TYPES, Plain, Shape, Stored
+from services.worker.engine.formats.stored import TYPES, Floats, Plain, Shape, Stored
 from services.worker.engine.model_config import UnsupportedModel
+from services.worker.engine.models.parts import is_router
 from services.worker.engine.models.registry import read_config
 
-Format = Literal["int8", "int4"]
-_BITS: dict[Format, int] = {"int8": 8, "int4": 4}
+Format = Literal["int8", "int4", "fp8", "w8a8"]
+
+
+class _Layout(NamedTuple):
+    name: str
+    """compressed-tensors' own."""
+    bits: int
+    type: str = ""
+    """Of the numbers, in a tensor `weight`; "": they are packed in words."""
+
+
+_LAYOUTS: dict[Format, _Layout] = {
+    "int8": _Layout("pack-quantized", 8),
+    "int4": _Layout("pack-quantized", 4),
+    "fp8": _Layout("float-quantized", 8, "F8_E4M3"),
+    "w8a8": _Layout("int-quantized", 8, "I8"),
+}
+_ROUNDED: dict[Format, Callable[[Floats], tuple[NDArray[Any], NDArray[Any]]]] = {
+    "int8": quantized,
+    "int4": grouped,
+    "fp8": in_e4m3,
+    "w8a8": quantized,
+}
 _WIDE = ("model.embed_tokens.weight", "lm_head.weight", "score.weight")
 """Which decide the token, and which readers of such checkpoints mostly have as floats."""
 _STRIP = 2**20
@@ -33,8 +55,8 @@ def write_quantized(folder: Path, to: Path, format_: Format) -> dict[str, int]:
         for name, stored in tensors.items():
             packed = _is_packed(name, stored)
             if packed:
-                _check(folder, name, stored, format_)
-            if stored.is_quantized and not (packed and stored.held == format_):
+                _check(name, stored, format_)
+            if stored.is_quantized and not (packed and format_ in stored.held):
                 becomes = "rounded again" if packed else "widened to bfloat16"
                 changed[f"matrices of {stored.kind} are {becomes}"] += 1
         with (to / "model.safetensors").open("wb") as file:
@@ -49,33 +71,36 @@ def write_quantized(folder: Path, to: Path, format_: Format) -> dict[str, int]:
 def quantization_config(format_: Format) -> dict[str, Any]:
     groups: dict[str, Any] = {"strategy": "group", "group_size": GROUP}
     rows: dict[str, Any] = {"strategy": "channel", "group_size": None}
-    weights = {
-        "num_bits": _BITS[format_],
-        "type": "int",
+    numbers = {
+        "num_bits": _LAYOUTS[format_].bits,
+        "type": "float" if format_ == "fp8" else "int",
         "symmetric": True,
-        "dynamic": False,
-        **(groups if format_ == "int4" else rows),
     }
+    weights = numbers | {"dynamic": False, **(groups if format_ == "int4" else rows)}
+    group: dict[str, Any] = {"targets": ["Linear"], "weights": weights}
+    if format_ == "w8a8":
+        group["input_activations"] = numbers | {"dynamic": True, "strategy": "token"}
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": _LAYOUTS[format_].name,
         "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-        "ignore": ["lm_head", "score"],
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head", "score", "re:.*\\.gate$"],
     }
 
 
 def _is_packed(name: str, stored: Stored) -> bool:
-    return len(stored.shape) == 2 and name not in _WIDE
+    router = is_router(name.removesuffix(".weight"))
+    return len(stored.shape) == 2 and name not in _WIDE and not router
 
 
-def _check(folder: Path, name: str, stored: Stored, format_: Format) -> None:
-    step = {"int8": BYTES_STEP, "int4": NIBBLES_STEP}[format_]
+def _check(name: str, stored: Stored, format_: Format) -> None:
+    step = NIBBLES_STEP if format_ == "int4" else BYTES_STEP
     if stored.shape[1] % step:
         words = f"is {list(stored.shape)}: {format_} needs rows of a multiple of {step}"
-        raise UnsupportedModel(f"{folder}: tensor {name} {words}")
-    if stored.held == "int4" and format_ == "int8":
-        raise UnsupportedModel(f"{folder}: tensor {name} has 4 bits already ({stored.kind})")
+        raise UnsupportedModel(f"tensor {name} {words}")
+    if "int4" in stored.held and format_ != "int4":
+        raise UnsupportedModel(f"tensor {name} has 4 bits already ({stored.kind})")
 
 
 def _write(file: BinaryIO, tensors: Mapping[str, Stored], format_: Format) -> None:
@@ -104,8 +129,10 @@ def _parts(name: str, stored: Stored, format_: Format) -> dict[str, tuple[str, S
         return {name: (_type(stored), stored.shape)}
     n, k = stored.shape
     scales = ("F16", (n, k // GROUP)) if format_ == "int4" else ("F32", (n, 1))
+    if own := _LAYOUTS[format_].type:
+        return {name: (own, (n, k)), f"{name}_scale": scales}
     return {
-        f"{name}_packed": ("I32", (n, k * _BITS[format_] // 32)),
+        f"{name}_packed": ("I32", (n, k * _LAYOUTS[format_].bits // 32)),
         f"{name}_scale": scales,
         f"{name}_shape": ("I64", (2,)),
     }
@@ -116,21 +143,25 @@ def _packed(stored: Stored, format_: Format) -> Iterator[NDArray[Any]]:
     for first, last in _strips(stored.shape):
         numbers, of_rows = _numbers(stored, first, last, format_)
         scales.append(of_rows.reshape(len(of_rows), -1))
-        if format_ == "int8":
+        if _LAYOUTS[format_].type:
+            yield numbers
+        elif format_ == "int8":
             yield numbers.view(np.uint8) ^ np.uint8(0x80)  # as many above 0
         else:
             yield numbers[:, ::2] | numbers[:, 1::2] << np.uint8(4)
     yield np.concatenate(scales)
-    yield np.array(stored.shape, np.int64)
+    if not _LAYOUTS[format_].type:
+        yield np.array(stored.shape, np.int64)
 
 
 def _numbers(
     stored: Stored, first: int, last: int, format_: Format
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """As the engine has them when it is told to round what it loads."""
-    if stored.held == format_:
-        return stored.narrow(first, last)
-    return (quantized if format_ == "int8" else grouped)(stored.float32(first, last))
+    if format_ in stored.held:
+        numbers, scales = stored.narrow(first, last, format_)
+        return numbers, scales
+    return _ROUNDED[format_](stored.float32(first, last))
 
 
 def _type(stored: Stored) -> str:

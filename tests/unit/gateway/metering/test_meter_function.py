@@ -440,6 +440,29 @@ def test_what_is_done_again_has_room_or_waits_and_is_charged_what_is_missing(lua
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_job_done_again_that_finds_its_work_done_gives_no_charge_back(lua, killed):
+    """A file's, whose gateway was lost before it noted that the file is indexed: what it embedded
+    is there, and was paid for."""
+    rules = [rule("tokens", "tokens", 100, "day")]
+    lua.at(BEGIN_S + 20)
+    first, again = run_of("r1", rules, tokens=12), run_of("r1", rules, tokens=12)
+    assert lua.reserve(first)[0] == 0
+    first.used, first.status = Used(prompt=10, cost=5), "ok"
+    if killed:  # before it settled
+        lua.hold(first)
+        lua.at(BEGIN_S + 20 + LEASE_S)
+        assert lua.sweep() == 1
+    else:
+        lua.settle(first)
+    assert lua.reserve(again)[0] == 0
+    again.used, again.status = Used(), "ok"
+    lua.settle(again)
+    assert lua.reserve(run_of("r2", rules, tokens=0))[2] == [90]
+    [(id, status, used)] = lua.ledger()
+    assert (id, status, used["prompt"]) == ("r1", "lost" if killed else "ok", 10)
+
+
 def test_who_is_cancelled_because_another_has_it_ends_nothing_of_the_others(lua):
     """A gateway that froze over a batch's line wakes while the next one is at it."""
     rules = [rule("few", "concurrent", 1)]

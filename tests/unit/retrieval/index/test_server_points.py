@@ -314,8 +314,15 @@ def test_a_question_is_asked_both_ways_at_once(server: Server, points: ServerPoi
     assert not dense.with_payload
     assert not sparse.with_payload
     assert read["with_payload"].exclude == ["tokens"]
-    points.search(replace(question, closely=1))
-    assert server.calls[-1][2]["with_payload"] is True
+    server.calls.clear()
+    assert points.search(replace(question, closely=1)) == found
+    (_, *reads) = [(given[1], named.get("with_payload")) for _, given, named in server.calls]
+    (best, all_of_it), (rest, without) = reads
+    assert (best, all_of_it, rest) == (["8"], True, ["7", "9"]), "tokens of the best alone"
+    assert without.exclude == ["tokens"]
+    server.calls.clear()
+    points.search(replace(question, closely=3))
+    assert [given[1] for _, given, _ in server.calls[1:]] == [["8", "7", "9"]]
     assert (dense.using, sparse.using, dense.limit, sparse.limit) == ("dense", "sparse", 9, 9)
     tenant, collections = dense.filter.must
     assert (tenant.key, tenant.match.value) == ("tenant", "t")

@@ -141,6 +141,25 @@ async def test_what_words_alone_find_has_its_cosine_and_the_best_of_both_are_tol
     assert [hit.score for hit in hits] == pytest.approx([0.634, 0.455, 0.452, 0.446], abs=1e-3)
 
 
+async def test_of_what_lies_deeper_that_comes_back_which_goes_on_beside_the_best(
+    store: Store,
+) -> None:
+    def leaning(much: float, count: int) -> list[np.ndarray]:
+        some = [axis(0) + axis(1) * (much + 0.01 * n) for n in range(count)]
+        return [one / np.linalg.norm(one) for one in some]
+
+    best, beside = leaning(0, 24), leaning(2, 24)
+    told = [one for pair in zip(best, beside, strict=True) for one in pair]
+    names = [f"{name} {n}" for n in range(24) for name in ("best", "beside")]
+    chunks = [Chunk("Doc", name, 0, len(name), 1) for name in names]
+    await stored(store, "t", "c", "doc", chunks, np.stack(told))
+    far = [Chunk("Doc", f"far {n}", 0, 5, 1) for n in range(10)]
+    await stored(store, "t", "c", "other", far, np.stack(leaning(1, 10)))
+    hits = (await store.search("t", ["c"], axis(0), "", 40)).hits
+    words = [hit.payload["text"] for hit in hits]
+    assert words == [*(f"best {n}" for n in range(24)), *(f"beside {n}" for n in range(6))]
+
+
 async def test_pages_and_rows_come_back_with_a_passage(store: Store) -> None:
     chunks = [
         Chunk("Doc", "west", 0, 4, 1, pages=Span(3, 4)),

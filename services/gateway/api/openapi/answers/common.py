@@ -189,7 +189,8 @@ class RequestRecord(TypedDict):
 
 
 class Model(TypedDict):
-    """`sampling`: the checkpoint's own, where a request does not say."""
+    """`sampling`: the checkpoint's own, where a request does not say. `parent`: of an adapter the
+    model that it belongs to."""
 
     id: str
     object: Literal["model"]
@@ -197,6 +198,7 @@ class Model(TypedDict):
     owned_by: str
     context_window: NotRequired[int]  # tokens
     sampling: NotRequired[dict[str, float]]
+    parent: NotRequired[str]
 
 
 class Health(TypedDict):

@@ -1,0 +1,158 @@
+"""Layers of experts: products of rows that are ordered by expert, each with its expert's matrix.
+
+Shapes: T rows, of which each chooses C of E experts. Everything has a place that the shapes alone
+set, so that a graph can hold it: nothing is waited for, and tiles that a step does not need end at
+once.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.launch import INTERPRETED
+from kernels.triton.numbers import product
+
+_FEW, _MANY = 16, 64
+"""Rows of a tile, by how many an expert has in the mean."""
+_COLUMNS, _STEP, _SPAN = 64, 64, 1024
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Choices, ordered by expert, in tiles of one expert each."""
+
+    order: Tensor
+    """int32 [T C]: which choice, t C + c, each is"""
+    places: Tensor
+    """int32 [T C]: of each choice its place in that order"""
+    experts: Tensor
+    """int32 [tiles]: whose tile it is; E: nobody's"""
+    first: Tensor
+    """int32 [tiles]: its first choice"""
+    end: Tensor
+    """int32 [tiles]: where its expert's end"""
+    rows: int
+    """Of a tile"""
+
+
+def grouped(chosen: Tensor, count: int) -> Grouped:
+    """chosen: int64 [T, C], of `count` experts."""
+    choices, device = chosen.numel(), chosen.device
+    rows = _FEW if choices <= _FEW * count else _MANY
+    sorted_ones, order = chosen.reshape(-1).sort(stable=True)
+    starts = torch.searchsorted(sorted_ones, torch.arange(count + 1, device=device))
+    tiles = (starts.diff() + rows - 1) // rows
+    ends = tiles.cumsum(0)
+    which = torch.arange(choices // rows + min(choices, count), device=device)
+    experts = torch.searchsorted(ends, which, right=True)
+    own = experts.clamp(max=count - 1)
+    first = starts[own] + (which - (ends - tiles)[own]) * rows
+    places = torch.empty_like(order)
+    places[order] = torch.arange(choices, device=device)
+    return Grouped(
+        order.int(), places.int(), experts.int(), first.int(), starts[own + 1].int(), rows
+    )
+
+
+@triton.jit
+def experts_kernel(
+    out,
+    x,
+    x_stride,
+    weights,
+    order,
+    experts,
+    first,
+    end,
+    WIDTH: tl.constexpr,
+    INNER: tl.constexpr,
+    COUNT: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """out [T C, WIDTH] = rows of x [.., INNER] times weights [COUNT, WIDTH, INNER]. CHOSEN: the
+    choices of a row of x, whose `order` it is; 0: x has a row for each, in that order."""
+    which = tl.program_id(0)
+    expert = tl.load(experts + which).to(tl.int64)
+    if expert >= COUNT:
+        return
+    at = tl.load(first + which) + tl.arange(0, ROWS)
+    inside = at < tl.load(end + which)
+    rows = at
+    if CHOSEN > 0:
+        rows = tl.load(order + at, mask=inside, other=0) // CHOSEN
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    own = weights + expert * WIDTH * INNER + columns[None, :].to(tl.int64) * INNER
+    from_rows = x + rows[:, None].to(tl.int64) * x_stride
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for begin in range(0, INNER, STEP):
+        ks = begin + tl.arange(0, STEP)
+        mask = inside[:, None] & (ks[None, :] < INNER)
+        a = tl.load(from_rows + ks[None, :], mask=mask, other=0.0)
+        mask = (columns[None, :] < WIDTH) & (ks[:, None] < INNER)
+        b = tl.load(own + ks[:, None], mask=mask, other=0.0)
+        total += product(a, b, WIDE)
+    to = out + at[:, None].to(tl.int64) * WIDTH + columns[None, :]
+    mask = inside[:, None] & (columns[None, :] < WIDTH)
+    tl.store(to, total.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def mix_kernel(
+    out, x, places, shares, WIDTH: tl.constexpr, CHOSEN: tl.constexpr, SPAN: tl.constexpr
+):
+    """Of each row the sum of its choices' rows of x, by `places`, times their shares."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
+    mask = at < WIDTH
+    total = tl.zeros([SPAN], tl.float32)
+    for choice in range(CHOSEN):
+        place = tl.load(places + row * CHOSEN + choice).to(tl.int64)
+        share = tl.load(shares + row * CHOSEN + choice)
+        total += share * tl.load(x + place * WIDTH + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + at, total.to(out.dtype.element_ty), mask=mask)
+
+
+def of_experts(x: Tensor, weights: Tensor, groups: Grouped, chosen: int) -> Tensor:
+    """x: [T, inner], a row for each `chosen` choices, or with `chosen` 0 [T C, inner], one for each
+    in their order; weights: [E, width, inner]. Gives [T C, width], in that order."""
+    count, width, inner = weights.shape
+    out = torch.empty((len(groups.order), width), dtype=x.dtype, device=x.device)
+    experts_kernel[(len(groups.experts), triton.cdiv(width, _COLUMNS))](
+        out,
+        x,
+        x.stride(0),
+        weights,
+        groups.order,
+        groups.experts,
+        groups.first,
+        groups.end,
+        WIDTH=width,
+        INNER=inner,
+        COUNT=count,
+        CHOSEN=chosen,
+        ROWS=groups.rows,
+        COLUMNS=_COLUMNS,
+        STEP=_STEP,
+        WIDE=INTERPRETED,
+        num_warps=4,
+        num_stages=3,
+    )
+    return out
+
+
+def mix(x: Tensor, groups: Grouped, shares: Tensor) -> Tensor:
+    """x: [T C, width], as `of_experts` gives it; shares: float32 [T, C]. Gives [T, width]."""
+    rows, chosen = shares.shape
+    width = x.shape[1]
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    mix_kernel[(rows, triton.cdiv(width, _SPAN))](
+        out, x, groups.places, shares, WIDTH=width, CHOSEN=chosen, SPAN=_SPAN, num_warps=4
+    )
+    return out

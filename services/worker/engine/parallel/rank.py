@@ -1,0 +1,171 @@
+"""A rank's process: `python -m services.worker.engine.parallel.rank FD FD`, of which the first is a
+socket to the engine's process (frames: wire.py) and the second the board's memory.
+
+The first message in is `Begin`, the first out ModelInfo. Then commands are carried out in order;
+some are answered. What goes wrong here may have left the others waiting for this rank, so it is
+told, as a Failure, and ends the process; the engine ends the others. The kernel ends it with the
+engine's process, whatever that dies of.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import numpy as np
+
+from services.worker.engine import wire
+from services.worker.engine.channel import Channel, Closed
+from services.worker.engine.log_lines import JsonLines
+from services.worker.engine.models.registry import read_config
+from services.worker.engine.parallel.begin import Begin
+from services.worker.engine.parallel.board import Board, Place
+from services.worker.engine.parallel.shard import Shard
+from services.worker.engine.runner import Runner, Ticket, runner_of
+
+log = logging.getLogger(__name__)
+
+_PDEATHSIG = 1  # PR_SET_PDEATHSIG of Linux's prctl
+
+BEAT_S = 0.25
+COLLECTIVE_S = 60.0
+"""A rank waits for the others so long: they compute the same from the same moment on, but for the
+first steps on GPUs, which each takes when it has loaded."""
+
+
+class _Rank:
+    """Carries out commands."""
+
+    def __init__(self, shard: Shard, runner: Runner, channel: Channel, board: Board) -> None:
+        self._shard, self._runner = shard, runner
+        self._channel, self._board = channel, board
+        self._running: deque[Ticket] = deque()
+        self._commands: dict[str, Callable[..., None]] = {
+            command.__name__: command
+            for command in (
+                *(self.launch, self.sample, self.collect, self.head_rows),
+                *(self.adapt, self.read, self.write),
+            )
+        }
+
+    def serve(self) -> NoReturn:
+        """Raises Closed, and what goes wrong."""
+        while True:
+            operation, *arguments = self._channel.receive()
+            self._commands[operation](*arguments)
+
+    def launch(self, place: Place) -> None:
+        plan: Any = self._board.read(place)
+        self._running.append(self._runner.launch(plan))
+
+    def sample(self, place: Place) -> None:
+        allowed: Any = self._board.read(place)
+        self._runner.sample(self._running[-1], allowed)
+
+    def collect(self) -> None:
+        """All sample alike; what the first tells the others may be compared with."""
+        collected = self._runner.collect(self._running.popleft())
+        tokens = [result.tokens for result in collected.results]
+        self._channel.send((tokens, collected if self._shard.rank == 0 else None))
+
+    def head_rows(self, ids: list[int]) -> None:
+        """Zeros where they are another rank's."""
+        shard = self._shard
+        own = range(0 if shard.rank else self._runner.info.num_logits)  # of classes all are whole
+        if shard.model.head == "tokens":
+            own = shard.vocabulary
+        places = [at for at, id in enumerate(ids) if id in own]
+        found = np.zeros((len(ids), shard.model.hidden_size), np.float32)
+        if places:
+            found[places] = self._runner.head_rows([ids[at] - own.start for at in places])
+        self._channel.send(found)
+
+    def adapt(self, place: int, adapter: Any) -> None:
+        """Answers why not, or nothing."""
+        try:
+            self._runner.adapt(place, adapter)
+            self._channel.send("")
+        except MemoryError as error:
+            self._channel.send(str(error) or "there is no memory for it")
+
+    def read(self, blocks: list[int]) -> None:
+        self._channel.send(np.frombuffer(self._runner.cache.read(blocks), np.uint8))
+
+    def write(self, blocks: list[int], data: Any) -> None:
+        self._runner.cache.write(blocks, np.asarray(data).data)
+
+
+def _joined(begin: Begin) -> tuple[Shard, Runner]:
+    """Once all ranks have met and this one's part is loaded."""
+    import torch
+    import torch.distributed as dist
+
+    backend = "gloo" if begin.config.device == "cpu" else "nccl"
+    if backend == "nccl":
+        torch.cuda.set_device(begin.config.device)
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{begin.meeting}",
+        rank=begin.rank,
+        world_size=begin.ranks,
+        timeout=timedelta(seconds=COLLECTIVE_S),
+    )
+    shard = Shard(read_config(begin.config.model), begin.rank, begin.ranks)
+    return shard, runner_of(begin.config, shard, dist.group.WORLD)
+
+
+def _end_with_parent() -> None:
+    """Also while it waits for others, or is stopped."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _show_life(board: Board, rank: int) -> None:
+    pause = threading.Event()
+    while not pause.wait(BEAT_S):
+        board.beat(rank)
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine decides when it ends
+    _end_with_parent()
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    board = Board(int(sys.argv[2]))
+    try:
+        begin: Begin = channel.receive()
+        beating = threading.Thread(target=_show_life, args=(board, begin.rank), daemon=True)
+        beating.start()
+        try:
+            shard, runner = _joined(begin)
+            channel.send(runner.info)
+            _Rank(shard, runner, channel, board).serve()
+        except Closed:
+            raise
+        except Exception as error:
+            log.exception("rank %d fails", begin.rank)
+            channel.send(wire.Failure(f"{type(error).__name__}: {error}"))
+            return 1
+    except Closed:
+        return 0
+
+
+def _end(status: int) -> NoReturn:
+    """At once: threads of collectives may be waiting for ranks that are gone."""
+    logging.shutdown()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    _end(main())

@@ -1,0 +1,130 @@
+"""Conversations over gRPC: REST's, by the same rules."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.json_format import MessageToDict, ParseDict
+
+from protos import gateway_conversations_pb2 as pb
+from protos.gateway_conversations_pb2_grpc import ConversationsStub
+from services.gateway.identity.principal import Permission
+from tests.support.gateway_rig import MODEL, Rig, gateway_rig
+
+CODE = grpc.StatusCode
+
+
+@pytest.fixture
+async def rig(redis_url: str, namespace: str) -> AsyncIterator[Rig]:
+    async with gateway_rig(redis_url, namespace) as rig:
+        yield rig
+
+
+class Desk:
+    """A caller's stub."""
+
+    def __init__(self, channel: grpc.aio.Channel, key: str) -> None:
+        self._stub = ConversationsStub(channel)
+        self._own = (("authorization", f"Bearer {key}"),)
+
+    @classmethod
+    async def of(cls, rig: Rig, key: str = "") -> "Desk":
+        return cls(await rig.channel(), key or rig.key)
+
+    async def __call__(self, method: str, **fields: Any) -> Any:
+        kind = getattr(pb, f"{method}Request")
+        return await getattr(self._stub, method)(ParseDict(fields, kind()), metadata=self._own)
+
+    async def refusal(self, method: str, **fields: Any) -> tuple[grpc.StatusCode, str]:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await self(method, **fields)
+        trailers = dict(refused.value.trailing_metadata() or ())
+        return refused.value.code(), str(trailers.get("x-param", ""))
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+async def test_one_is_the_same_by_both_ways(rig: Rig) -> None:
+    desk, http = await Desk.of(rig), await rig.http()
+    made = await desk("CreateConversation", items=[said("a")], metadata={"topic": "water"})
+    path, own = f"/v1/conversations/{made.id}", {"conversation_id": made.id}
+    told = (await http.get(path)).json()
+    assert told == {
+        "id": made.id,
+        "object": "conversation",
+        "created_at": made.created_at,
+        "metadata": {"topic": "water"},
+    }
+    added = await desk("AddConversationItems", **own, items=[said("b"), said("c")])
+    assert len(added.data) == 2
+    asked = {"model": MODEL, "input": "d", "conversation": made.id}
+    assert (await http.post("/v1/responses", json=asked)).is_success
+    first = await desk("ListConversationItems", **own, order="asc", limit=4)
+    assert first.has_more
+    rest = await desk("ListConversationItems", **own, order="asc", after=first.last_id)
+    items = [MessageToDict(item) for item in (*first.data, *rest.data)]
+    assert items == (await http.get(f"{path}/items?order=asc")).json()["data"]
+    assert [item["content"][0]["text"] for item in items[:4]] == ["a", "b", "c", "d"]
+    (one, *_) = items
+    found = await desk("GetConversationItem", **own, item_id=one["id"])
+    assert MessageToDict(found.item) == one
+    left = await desk("DeleteConversationItem", **own, item_id=one["id"])
+    assert left.id == made.id
+    gone = await desk.refusal("GetConversationItem", **own, item_id=one["id"])
+    assert gone == (CODE.NOT_FOUND, "")
+    changed = await desk("UpdateConversation", **own, metadata={"a": "b"})
+    assert dict(changed.metadata) == {"a": "b"}
+    assert dict((await desk("UpdateConversation", **own)).metadata) == {}
+    assert (await desk("DeleteConversation", **own)).deleted
+    assert await desk.refusal("GetConversation", **own) == (CODE.NOT_FOUND, "conversation_id")
+
+
+async def test_what_is_wrong_is_named(rig: Rig) -> None:
+    desk = await Desk.of(rig)
+    made = await desk("CreateConversation")
+    own = {"conversation_id": made.id}
+    many = [said("x")] * 21
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("CreateConversation", {"items": many}, "items"),
+        ("CreateConversation", {"items": [{"content": "x"}]}, "items[0].role"),
+        ("CreateConversation", {"items": [{**said("x"), "odd": 1}]}, "items[0].odd"),
+        ("AddConversationItems", own, "items"),
+        ("ListConversationItems", {**own, "limit": 101}, "limit"),
+        ("ListConversationItems", {**own, "order": "up"}, "order"),
+        ("ListConversationItems", {**own, "after": "msg_1"}, "after"),
+        ("GetConversation", {}, "conversation_id"),
+        ("GetConversationItem", own, "item_id"),
+    ]
+    for method, fields, param in cases:
+        assert await desk.refusal(method, **fields) == (CODE.INVALID_ARGUMENT, param), method
+
+
+async def test_they_are_for_who_may(rig: Rig) -> None:
+    """A tenant's own, who may use the models that answered in them."""
+    mine, _ = await rig.keys.create("one")
+    made = await (await Desk.of(rig, mine))("CreateConversation", items=[said("a")])
+    own = {"conversation_id": made.id}
+    asked = {"model": MODEL, "input": "d", "conversation": made.id}
+    http, bearer = await rig.http(), {"authorization": f"Bearer {mine}"}
+    assert (await http.post("/v1/responses", json=asked, headers=bearer)).is_success
+    other, _ = await rig.keys.create("another")
+    few, _ = await rig.keys.create("one", models=["another"])
+    reader, _ = await rig.keys.create("one", scopes=[Permission.MODELS_READ])
+    item = {**own, "item_id": "msg_1"}
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("GetConversation", own),
+        ("UpdateConversation", own),
+        ("DeleteConversation", own),
+        ("AddConversationItems", {**own, "items": [said("x")]}),
+        ("ListConversationItems", own),
+        ("GetConversationItem", item),
+        ("DeleteConversationItem", item),
+    ]
+    for method, fields in calls:
+        assert (await (await Desk.of(rig, other)).refusal(method, **fields))[0] == CODE.NOT_FOUND
+        for key in (few, reader):
+            code, _ = await (await Desk.of(rig, key)).refusal(method, **fields)
+            assert code == CODE.PERMISSION_DENIED, method
