@@ -9,7 +9,7 @@ before it does.
 
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from time import monotonic, thread_time
 from typing import Any
@@ -36,6 +36,11 @@ class TooMuchError(TemplateRuntimeError):
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("+", "*", "**", "%"))
     _ends = threading.local()
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """Of what a macro, a block or the template itself has written."""
+        return joined(list(parts))
 
     def bound(self, dialect: Any) -> None:
         """Its filters are the dialect's, with an end."""
@@ -70,19 +75,25 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             _check(left.bit_length() * right)
         elif operator == "%" and isinstance(left, str):
-            _check_widths(left)
+            _check_format(left, _values(right))
         return super().call_binop(context, operator, left, right)
 
     def joined(self, *parts: Any) -> str:
         """Of `~`."""
-        texts = [str(part) for part in parts]
-        _check(sum(map(len, texts)))
-        return "".join(texts)
+        return joined([str(part) for part in parts])
 
     def wrap_str_format(self, value: Any) -> Any:
-        if (wrapped := super().wrap_str_format(value)) is not None:
-            _check_widths(value.__self__)
-        return wrapped
+        if (wrapped := super().wrap_str_format(value)) is None:
+            return None
+        form = value.__self__
+
+        @wraps(wrapped)
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            given = [*args, *kwargs.values()]
+            _check_format(form, [one for value in given for one in _values(value)])
+            return wrapped(*args, **kwargs)
+
+        return bounded
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         name = getattr(__obj, "__name__", "")
@@ -173,7 +184,7 @@ def _check_padding(name: str, value: Any, args: Any, kwargs: Mapping[str, Any]) 
         if isinstance(one, int) and one > _NUMBER:
             raise TooMuchError("it pads a text too far")
     if name in ("format", "format_map") and isinstance(value, str):
-        _check_widths(value)
+        _check_format(value, [*args, *kwargs.values()])
     if name == "replace" and len(args) > 1:
         old, new = str(args[0]), str(args[1])
         _check(len(value) + (value.count(old) if old else len(value) + 1) * len(new))
@@ -183,9 +194,24 @@ def _check_padding(name: str, value: Any, args: Any, kwargs: Mapping[str, Any]) 
         _check(sum(len(str(part)) for part in parts) + len(parts) * len(str(separator)))
 
 
-def _check_widths(form: str) -> None:
+def _check_format(form: str, values: Iterable[Any]) -> None:
+    """Each of its fields may be the longest of the values."""
     if _WIDE.search(form):
         raise TooMuchError("it pads a text too far")
+    longest = max((len(one) for one in values if isinstance(one, str)), default=0)
+    _check(len(form) + (form.count("%") + form.count("{")) * longest)
+
+
+def _values(given: Any) -> list[Any]:
+    """That a format may be given as one."""
+    if isinstance(given, Mapping):
+        return list(given.values())
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def joined(texts: list[str]) -> str:
+    _check(sum(map(str.__len__, texts)))
+    return "".join(texts)
 
 
 def _check(size: int) -> None:

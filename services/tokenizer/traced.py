@@ -12,18 +12,20 @@ never saw.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError, TemplateRuntimeError, Undefined, nodes
 from jinja2.runtime import Macro
 from jinja2.utils import Namespace
 
-from services.tokenizer.bounded_jinja import BoundedEnvironment, BoundedTemplate, Looks
+from services.tokenizer.bounded_jinja import BoundedEnvironment, BoundedTemplate, Looks, joined
 from services.tokenizer.rendered import Rendered, Span
 
+_BEGINS = f"\ue000{token_hex(8)}:"
+"""What stands for a content begins so: no template, and no role, can have it of its own."""
 _PLAIN, _TRIMMED = "\ue001", "\ue004"  # end a content's number
-_PLACE = re.compile(f"\ue000([0-9]+)([{_PLAIN}{_TRIMMED}])")
-_OWN_SIGNS = re.compile("[\ue000-\ue004]")
+_PLACE = re.compile(f"{_BEGINS}([0-9]+)([{_PLAIN}{_TRIMMED}])")
 _HANDS_ON = {"length", "count", "first", "last", "list", "default", "d"}
 """Filters that look at nothing within a list or an object, and hand on what is in it."""
 _OF_KIND = {"string", "none", "defined", "undefined", "mapping", "number", "boolean", "callable"}
@@ -60,14 +62,12 @@ class Tracer:
     """Of one template. Safe to use from several threads."""
 
     def __init__(self, source: str) -> None:
-        self._template: BoundedTemplate | None = None
-        if not _OWN_SIGNS.search(source):
-            self._template = BoundedTemplate(source, _Environment, _Looks)
+        self._template = BoundedTemplate(source, _Environment, _Looks)
 
     @property
     def slowest_s(self) -> float:
         """Of its trials, of the processor."""
-        return self._template.slowest_s if self._template is not None else 0.0
+        return self._template.slowest_s
 
     def written(
         self, turns: Sequence[Mapping[str, Any]], says: Sequence[bool], given: Mapping[str, Any]
@@ -75,10 +75,8 @@ class Tracer:
         """What it writes for messages of these `turns` (without their contents), of which those
         that say something have any content; None where that depends on the content, where it
         leaves one out or writes it twice, and where it fails. `given`: what it gets beside."""
-        contents = [_Content(f"\ue000{n}{_PLAIN}") if say else "" for n, say in enumerate(says)]
+        contents = [_Content(f"{_BEGINS}{n}{_PLAIN}") if say else "" for n, say in enumerate(says)]
         messages = [{**turn, "content": c} for turn, c in zip(turns, contents, strict=True)]
-        if self._template is None:
-            return None
         try:
             text = self._template.render({**given, "messages": messages})
         except TemplateError:
@@ -114,7 +112,7 @@ class _Content(str):
         found = _PLACE.fullmatch("".join((self, "")))
         if of not in ((), (None,)) or found is None:
             raise LooksCloserError
-        return _Content(f"\ue000{found[1]}{_TRIMMED}")
+        return _Content(f"{_BEGINS}{found[1]}{_TRIMMED}")
 
 
 def _refusing(_self: object, *_: object, **__: object) -> Any:
@@ -131,12 +129,12 @@ for _name in dir(str):
 
 
 def _joined(parts: Iterable[Any]) -> str:
-    """Of texts, and with a content in it one itself."""
+    """Of texts, and with a content in it one itself. A `Markup` is none: it escapes the rest."""
     texts = list(parts)
-    if not all(isinstance(text, str) for text in texts):
+    if not all(type(text) in (str, _Content) for text in texts):
         raise LooksCloserError
-    traced = any(isinstance(text, _Content) for text in texts)
-    return _Content("".join(texts)) if traced else "".join(texts)
+    text = joined(texts)
+    return _Content(text) if any(isinstance(one, _Content) for one in texts) else text
 
 
 def _is_plain(value: object) -> bool:
@@ -161,6 +159,8 @@ class _Environment(BoundedEnvironment):
             if operator != "+":
                 raise LooksCloserError
             return _joined((left, right))
+        if operator != "+" and not (_is_plain(left) and _is_plain(right)):
+            raise LooksCloserError  # a text that is formatted looks into lists and objects
         return super().call_binop(context, operator, left, right)
 
     def joined(self, *parts: Any) -> str:

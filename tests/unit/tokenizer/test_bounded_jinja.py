@@ -11,7 +11,10 @@ from services.tokenizer.bounded_jinja import BoundedTemplate, TooMuchError
 from services.tokenizer.template import ChatTemplate, NotRenderableError
 from tests.unit.tokenizer.test_chat_template import chat, tokenizer
 
-GROWS = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = GROWN %}{% endfor %}"
+GROWS = (
+    "{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(x='ab') %}"
+    "{% for i in range(60) %}{% set ns.x = GROWN %}{% endfor %}"
+)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,12 @@ GROWS = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = G
                 "ns.x|replace('a', ns.x)",
                 "[ns.x, ns.x]|join(',')",
                 "ns.x.join([ns.x, ns.x])",
+                "'%s%s' % (ns.x, ns.x)",
+                "'%(a)s%(a)s' % {'a': ns.x}",
+                "'%s%s' | format(ns.x, ns.x)",
+                "'{}{}'.format(ns.x, ns.x)",
+                "'{a}{a}'.format_map({'a': ns.x})",
+                "twice(ns.x)",
             )
         ),
         "{{ 'x' * 10**10 }}",

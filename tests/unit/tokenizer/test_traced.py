@@ -1,5 +1,6 @@
 """What a template writes is known without executing it only where it looks at no content."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from services.tokenizer.bounded_jinja import BoundedTemplate
 from services.tokenizer.template import ChatTemplate
 from services.tokenizer.traced import Tracer, Written
-from tests.unit.tokenizer.test_chat_template import CHATML, TALK, chat, tokenizer
+from tests.unit.tokenizer.test_chat_template import CHATML, TALK, as_dicts, chat, tokenizer
 
 DEMO = Path("models/demo/chat_template.jinja").read_text()
 LLAMA = """\
@@ -106,11 +107,55 @@ def test_common_templates_are_executed_once_for_chats_of_a_shape(
         "{% filter upper %}{{ messages[0].content }}{% endfilter %}",
         "{% if messages[0] == {'role': 'system', 'content': 'a'} %}!{% endif %}",
         "{{ messages[0].content }}",  # twice, with what stands behind
-        "\ue000",
+        "{% if 'ma' in '%(role)s%(content)s' % messages[0] %}!{% endif %}",
+        "{% if '%s.%s' % (messages[0].content, 1) == 'a' %}!{% endif %}",
     ],
 )
 def test_a_template_that_looks_at_a_content_is_executed_for_each_chat(looks: str) -> None:
     assert written(looks + BEHIND) is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% autoescape true %}" + BEHIND + "{% endautoescape %}",
+        "{% autoescape true %}{% set x %}{{ messages[0].content }}{% endset %}{{ x }}"
+        "{{ messages[1].content }}{% endautoescape %}",
+        "{{ ('<b>' | e) + messages[0].content }}{{ messages[1].content }}",
+        "{{ messages[0].content + ('<b>' | safe) }}{{ messages[1].content }}",
+        "{{ '%(content)-9s' % messages[0] }}{{ messages[1].content }}",
+    ],
+)
+def test_a_template_that_changes_a_content_unasked_is_executed_for_each_chat(source: str) -> None:
+    assert written(source) is None
+    talk = chat(("system", "<a&b>"), ("user", "x"))
+    right = BoundedTemplate(source).render({"messages": as_dicts(talk)})
+    assert ChatTemplate(tokenizer(source)).render(talk).text == right != "<a&b>x"
+
+
+@pytest.mark.parametrize("signs", ["\ue0000\ue001", "\\ue0000\\ue001", "\ue0000\ue004"])
+def test_no_template_can_write_what_stands_for_a_content(signs: str) -> None:
+    found = written("{{ '" + signs + "' }}{{ messages[1].content }}", (False, True))
+    shown = signs.replace("\\ue000", "\ue000").replace("\\ue001", "\ue001")
+    assert found is not None
+    assert found.of(["", "b"]).text == shown + "b"
+    assert written("{{ '" + signs + "' }}{{ messages[1].content }}") is None
+
+
+@pytest.mark.parametrize("grown", ["ns.x ~ ns.x", "ns.x + ns.x", "f(ns.x)"])
+@pytest.mark.parametrize("what", ["'ab'", "messages[0].content"])
+def test_what_grows_without_end_ends_the_trial(grown: str, what: str) -> None:
+    source = (
+        "{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}"
+        f"{{% set ns = namespace(x={what}) %}}{{% for i in range(60) %}}"
+        f"{{% set ns.x = {grown} %}}{{% endfor %}}"
+    )
+    tracemalloc.start()
+    try:
+        assert written(source + BEHIND) is None
+        assert tracemalloc.get_traced_memory()[1] < 512 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
