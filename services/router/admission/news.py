@@ -40,7 +40,9 @@ class News:
         self._room = room
         self._due = due
         self._gathered: dict[str, Told] = defaultdict(Told)  # by model
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._at = 0.0
+        """When it is due; uvloop's handle of what is due at once does not know."""
 
     def __len__(self) -> int:
         return sum(len(told.held) + len(told.left) for told in self._gathered.values())
@@ -70,8 +72,9 @@ class News:
 
     def _leave_within(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
+        at = loop.time() + seconds
         if self._timer is not None:
-            if self._timer.when() <= loop.time() + seconds:
+            if self._at <= at:
                 return
             self._timer.cancel()
-        self._timer = loop.call_later(seconds, self._due)
+        self._timer, self._at = loop.call_later(seconds, self._due), at

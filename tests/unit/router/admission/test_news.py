@@ -24,7 +24,7 @@ class Wide:
 async def due(gathered: News) -> float:
     """In how many seconds it leaves."""
     assert gathered._timer is not None
-    return gathered._timer.when() - asyncio.get_running_loop().time()
+    return gathered._at - asyncio.get_running_loop().time()
 
 
 async def test_what_leaves_waits_for_others_only_while_nobody_waits_for_its_slot(monkeypatch):
