@@ -128,3 +128,27 @@ async def test_they_are_for_who_may(rig: Rig) -> None:
         for key in (few, reader):
             code, _ = await (await Desk.of(rig, key)).refusal(method, **fields)
             assert code == CODE.PERMISSION_DENIED, method
+
+
+async def test_what_rest_takes_grpc_can_tell(rig: Rig) -> None:
+    """Messages of gRPC's lie in each other no deeper than so, which a list of items is not to
+    stumble over."""
+    desk, http = await Desk.of(rig), await rig.http()
+
+    def items(levels: int) -> list[Any]:
+        sent: list[Any] = [1]
+        for _ in range(levels - 1):
+            sent = [{"a": sent}] if levels % 2 else [sent]
+        part = {"type": "output_text", "text": "x", "annotations": sent}
+        search = {"type": "file_search_call", "results": sent}
+        return [{"role": "assistant", "content": [part]}, search]
+
+    made = (await http.post("/v1/conversations", json={"items": items(20)})).json()
+    told = await desk("ListConversationItems", conversation_id=made["id"], order="asc")
+    stored = (await http.get(f"/v1/conversations/{made['id']}/items?order=asc")).json()["data"]
+    assert [MessageToDict(one) for one in told.data] == stored
+    for levels in (21, 90):
+        refused = await http.post("/v1/conversations", json={"items": items(levels)})
+        assert refused.json()["error"]["param"] == "items[0].content[0].annotations"
+    deep = await desk.refusal("CreateConversation", items=items(22)[1:])
+    assert deep == (CODE.INVALID_ARGUMENT, "items[0].results")

@@ -48,6 +48,7 @@ _REASONS = {
 _LARGE_BODY = 64 * 1024  # parsing takes about 0.1 ms up to here
 _MIN, _MAX = -(2**63), 2**64 - 1
 MAX_DEPTH = 100  # of JSON that others read: each level is a call in some of them
+_SENT_DEPTH = 21  # with what lies innermost; a gRPC message of an item may have some 30
 _METADATA_MAX = 16  # entries
 _TWICE = re.compile(r'Detected duplicate key "(.*)" at (line \d+ column \d+)', re.DOTALL)  # jiter's
 _NAME_SHOWN = 64  # characters of a client's field name that an error repeats
@@ -145,8 +146,11 @@ def too_deep(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    level = [value]
+    level, depth = [value], 0
     while level:
+        if (depth := depth + 1) > _SENT_DEPTH:
+            why = "more than {most} lists and objects lie in each other"
+            raise PydanticCustomError(INVALID, why, {"most": _SENT_DEPTH - 1})
         if any(isinstance(one, int | float) and not _MIN <= one <= _MAX for one in level):
             raise PydanticCustomError(INVALID, "a number in it is larger than 64 bits hold")
         level = [inner for one in level for inner in _held_by(one)]
@@ -154,7 +158,7 @@ def _plain(value: Any) -> Any:
 
 
 AsSent = Annotated[list[Any], AfterValidator(_plain)]
-"""What is kept and told again as it is: numbers that other readers of JSON have, too."""
+"""What is kept and told again as it is: numbers and depths that other readers of JSON have, too."""
 
 
 def _held_by(value: Any) -> Iterable[Any]:

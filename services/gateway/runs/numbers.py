@@ -1,5 +1,6 @@
 """Numbers that a served model makes of many inputs, by way of the tokenizer."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -100,8 +101,10 @@ async def vectors_by_model(
     await by_model(tokenizers, request, got, span, below, patience_s, within_s)
     made = got.arrays()
     for one in made:
-        if len(one) != dimension or not np.isfinite(one).all():
-            numbers = f"{len(one)} numbers" if len(one) != dimension else "what is no number"
+        with np.errstate(over="ignore"):
+            length = float(np.linalg.norm(one))
+        if len(one) != dimension or not 0 < length < math.inf:
+            numbers = f"{len(one)} numbers" if len(one) != dimension else "no direction"
             raise PenstockError(
                 grpc.StatusCode.INTERNAL,
                 f"the model {model!r} makes vectors of {numbers}: by "

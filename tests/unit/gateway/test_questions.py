@@ -107,7 +107,11 @@ def never(opened: Opened) -> None:
         (ends(CODE.DEADLINE_EXCEEDED), "did not answer in time"),
         (ends(CODE.INVALID_ARGUMENT), "failed: "),
         (embeds(1, 0), "failed: the model 'other' makes vectors of 2 numbers"),
-        (embeds(1, 0, float("nan")), "failed: the model 'other' makes vectors of what is no"),
+        *(
+            (embeds(1, 0, number), "failed: the model 'other' makes vectors of no direction")
+            for number in (float("nan"), float("inf"), 3e38)
+        ),
+        (embeds(0, 0, 0), "failed: the model 'other' makes vectors of no direction"),
     ],
 )
 async def test_without_it_the_words_are_looked_for_alone(parts, meter, script, words):
