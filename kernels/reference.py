@@ -5,11 +5,13 @@ Shapes: T tokens of a step, S sequences, H query heads, G key-value heads (G div
 """
 
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.deltas import Delta
 from kernels.heads import QkNorm, Scores
 from kernels.kv_layer import FURTHEST, INT4, LEAST, KvLayer
 from kernels.paged_batch import PagedBatch
@@ -64,6 +66,20 @@ def mixed(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, experts: Ten
         y = F.linear(silu_and_mul(F.linear(x[rows], gate_up[expert])), down[expert])
         found.index_add_(0, rows, y.float() * shares[rows, which, None])
     return found.to(x.dtype)
+
+
+def add_deltas(y: Tensor, x: Tensor, places: Tensor, deltas: Mapping[int, Sequence[Delta]]) -> None:
+    """To each row of y [T, n], in place, what the deltas at its place make of its row of x [T, k],
+    in float32.
+
+    places: int32 [T], -1: none.
+    """
+    for place in places.unique().tolist():
+        rows = (places == place).nonzero().squeeze(1)
+        for delta in deltas.get(place, ()):
+            columns = slice(delta.first, delta.first + delta.up.shape[1])
+            added = x[rows].float() @ delta.down.float().T @ delta.up.float()
+            y[rows, columns] = (y[rows, columns].float() + added).to(y.dtype)
 
 
 def capped(x: Tensor, cap: float) -> Tensor:

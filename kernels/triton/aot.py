@@ -25,7 +25,17 @@ from triton.runtime.jit import JITFunction
 from kernels.heads import QkNorm, Scores
 from kernels.kv_layer import INT4, KvLayer
 from kernels.paged_batch import PagedBatch
-from kernels.triton import activation, decode, embed, experts, norm, prefill, rotary, sampling
+from kernels.triton import (
+    activation,
+    decode,
+    deltas,
+    embed,
+    experts,
+    norm,
+    prefill,
+    rotary,
+    sampling,
+)
 
 CAPABILITY = 90
 _TYPES = {
@@ -57,10 +67,12 @@ class Case:
     qk_norm: bool = False
     experts: tuple[int, int] | None = None
     """And how many of them each token chooses; `inner` is of one of them then."""
+    adapter_rank: int = 0
+    """At most, of an adapter; 0: there are none."""
 
 
 CASES = (
-    Case(32, 8, 64),  # as Llama 3.2 1B
+    Case(32, 8, 64, adapter_rank=64),  # as Llama 3.2 1B
     Case(32, 8, 128, stored=torch.float8_e4m3fn),  # as Llama 3.1 8B
     Case(32, 8, 128, stored=torch.int8),
     Case(32, 8, 128, stored=INT4),
@@ -70,7 +82,7 @@ CASES = (
     Case(64, 8, 128, 8192),  # as Llama 3.1 70B
     Case(16, 8, 128, qk_norm=True),  # as Qwen3 0.6B
     Case(8, 4, 256, 2304, 9216, 256000, scores=Scores(0.1, 50.0, 4096)),  # as Gemma 2 2B
-    Case(32, 8, 64, dtype=torch.float32),
+    Case(32, 8, 64, dtype=torch.float32, adapter_rank=64),
     Case(32, 8, 128, 4096, 14336, 32000, experts=(8, 2)),  # as Mixtral 8x7B
     Case(32, 4, 128, 2048, 768, 151936, qk_norm=True, experts=(128, 8)),  # as Qwen3 30B-A3B
 )
@@ -115,6 +127,8 @@ def launch_all(case: Case, device: torch.device, block_size: int = 16) -> None:
     )
     if case.experts:
         _launch_experts(case, x)
+    if case.adapter_rank:
+        _launch_deltas(case, x)
     out = room(tokens, case.heads, case.dim)
     decode.decode(out, q, layer, batch, case.scores, splits)
     prefill.prefill(out, q, layer, batch, case.scores)
@@ -138,6 +152,22 @@ def _launch_experts(case: Case, x: Tensor) -> None:
         y = experts.of_experts(x.new_empty(rows, case.hidden), gate_up, groups, chosen)
         y = experts.of_experts(activation.silu_and_mul(y), down, groups, chosen=0)
         experts.mix(y, groups, shares)
+
+
+def _launch_deltas(case: Case, x: Tensor) -> None:
+    """Of queries, keys and values, and of the way down; of few rows and of many."""
+    most, of_heads = case.adapter_rank, [case.heads, case.kv_heads, case.kv_heads]
+    table = x.new_empty((16, 2, deltas.PARTS, deltas.FIELDS), dtype=torch.int64)
+    for rows in (16, 512):
+        places = x.new_empty(rows, dtype=torch.int32)
+        order = x.new_empty(rows, dtype=torch.int64)
+        for inner, widths in (
+            (case.hidden, [heads * case.dim for heads in of_heads]),
+            (case.inner, [case.hidden]),
+        ):
+            of_it = deltas.Deltas(table[:, 1], tuple(widths), most, at_once=8)
+            y = x.new_empty(rows, sum(widths))
+            deltas.add_deltas(y, x.new_empty(rows, inner), deltas.Rows(places, order), of_it)
 
 
 def compile_all(cases: tuple[Case, ...] = CASES) -> Iterator[dict[str, Any]]:
@@ -190,7 +220,7 @@ def _source(kernel: Any, bound: dict[str, Any]) -> ASTSource:
         else:
             signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
             divides = isinstance(value, int) and value % 16 == 0
-        if divides:
+        if divides and not parameter.do_not_specialize:
             aligned[(place,)] = [["tt.divisibility", 16]]
     return ASTSource(kernel, signature, constants, aligned)
 

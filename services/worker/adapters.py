@@ -18,7 +18,7 @@ from services.common.discovery import Registration
 from services.common.redis import Redis, RedisAway, RedisError
 from services.common.served_models import Checkpoint, adapted, entry
 from services.worker.engine import EngineClient, EngineDied
-from services.worker.engine.adapters import Adapter, UnsupportedAdapter, check_kernels, peft
+from services.worker.engine.adapters import Adapter, UnsupportedAdapter, peft
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,6 @@ class ServedAdapters:
     def read(self, name: str, path: str) -> tuple[Checkpoint, Adapter]:
         """Blocking. Raises UnsupportedAdapter."""
         own = self._settings.worker
-        check_kernels(own.device, own.kernels)
         found = peft.read(Path(path).expanduser(), self._folder, own.max_adapter_rank)
         served = adapted(self._base, name, found.id)
         return served, replace(found, id=served.digest)

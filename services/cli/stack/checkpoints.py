@@ -8,7 +8,7 @@ from kernels.cpu.library import Unavailable
 from services.common.checkpoint import is_gguf, is_hub_id, locate
 from services.common.config import ModelSpec, RetrievalSettings, Settings, WorkerSettings
 from services.common.tokenizer_file import read_tokenizer
-from services.worker.engine.adapters import UnsupportedAdapter, check_kernels, peft
+from services.worker.engine.adapters import UnsupportedAdapter, peft
 from services.worker.engine.checkpoint import check_weights
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cpu_runner import check_fits
@@ -88,7 +88,6 @@ def check_adapter(name: str, path: str, model: Path, worker: WorkerSettings) -> 
     """`model`: the folder of its checkpoint. Raises RuntimeError when its workers could not serve
     the adapter."""
     try:
-        check_kernels(worker.device, worker.kernels)
         peft.read(Path(path).expanduser(), model, worker.max_adapter_rank)
     except (UnsupportedAdapter, UnsupportedModel) as error:
         raise RuntimeError(f"adapter {name!r}: {error}") from None

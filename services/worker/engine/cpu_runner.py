@@ -183,7 +183,7 @@ class CpuRunner:
             samples=not len(plan.constrained),
             pooled_rows=plan.pooled_rows,
             pool_starts=plan.pool_starts,
-            adapters=plan.adapters if self._deltas else NO_INTS,
+            adapters=plan.adapters,
         )
         self._sampled_ids = launched.sampled_ids
         return CpuTicket(plan, [launched])

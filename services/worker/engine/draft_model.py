@@ -265,9 +265,10 @@ class DraftProposer:
 
 
 def _plan(chunks: Seq[Chunk], before: Mapping[str, int]) -> StepPlan:
-    """Of guesses: nobody asks for their logprobs, no grammar is asked what they may be, and behind
-    other guesses edits would be others. It is near enough."""
+    """Of guesses: nobody asks for their logprobs, no grammar is asked what they may be, the model
+    has no adapters, and behind other guesses edits would be others. It is near enough."""
     plan = plan_step(chunks, before)
     plan.samplings["logprobs"] = 0
     first = plan.tables[: len(plan.tables) // plan.groups]
-    return replace(plan, constrained=array("i"), tables=first, groups=1)
+    none = array("i")
+    return replace(plan, constrained=none, adapters=none, tables=first, groups=1)

@@ -257,7 +257,7 @@ def describe(
         hidden_size=model.hidden_size,
         num_logits={"tokens": model.vocab_size, "classes": model.num_classes}.get(model.head, 0),
         generates=model.head == "tokens",
-        max_adapters=0 if kernels == "triton" else config.max_adapters,
+        max_adapters=config.max_adapters,
         kv_groups=groups,
     )
 

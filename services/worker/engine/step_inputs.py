@@ -51,6 +51,8 @@ class DeviceStep:
     """[R]: the former"""
     samplings: Tensor
     """int32 [R, words of SAMPLING]"""
+    adapters: Tensor | None
+    """int32 [T]: as in StepPlan; None: no token has one"""
 
 
 class StepInputs:
@@ -66,6 +68,7 @@ class StepInputs:
             "starts": sequences + 1,
             "lengths": sequences,
             "rows": tokens,
+            "adapters": tokens,
         }
         self._places: dict[str, slice] = {}
         end = 0
@@ -89,9 +92,16 @@ class StepInputs:
             rows=np.concatenate([plan.rows, plan.pooled_rows]),
             tiles=tiles.reshape(-1),
             samplings=plan.samplings.view(np.int32),
+            adapters=np.asarray(plan.adapters),
         )
         counts = len(plan.token_ids), len(plan.lengths), len(plan.rows)
-        return self._step(*counts, len(tiles), plan.num_decodes, len(plan.pooled_rows))
+        return self._step(
+            *counts,
+            tiles=len(tiles),
+            num_decodes=plan.num_decodes,
+            pooled=len(plan.pooled_rows),
+            adapted=bool(plan.adapters),
+        )
 
     def load_decodes(self, plan: StepPlan, before: Ints, count: int) -> None:
         """Sequences of one token each, filled up to `count`: those are of no tokens, and write to
@@ -109,14 +119,25 @@ class StepInputs:
             slots=np.pad(slots, ((0, 0), (0, filling)), constant_values=scratch).reshape(-1),
             lengths=np.pad(plan.lengths, (0, filling)),
             samplings=samplings.view(np.int32),
+            adapters=np.pad(plan.adapters, (0, filling), constant_values=-1),
         )
 
-    def decodes(self, count: int) -> DeviceStep:
-        """Where `load_decodes` puts them."""
-        return self._step(count, count, count, 0, count)
+    def decodes(self, count: int, adapted: bool) -> DeviceStep:
+        """Where `load_decodes` puts them; `adapted`: some have adapters."""
+        return self._step(
+            count, count, count, tiles=0, num_decodes=count, pooled=0, adapted=adapted
+        )
 
     def _step(
-        self, tokens: int, sequences: int, rows: int, tiles: int, num_decodes: int, pooled: int = 0
+        self,
+        tokens: int,
+        sequences: int,
+        rows: int,
+        *,
+        tiles: int,
+        num_decodes: int,
+        pooled: int,
+        adapted: bool,
     ) -> DeviceStep:
         def part(name: str, size: int) -> Tensor:
             return self._device[self._places[name]][:size]
@@ -140,6 +161,7 @@ class StepInputs:
             wanted=part("rows", rows + pooled),
             rows=part("rows", rows),
             samplings=part("samplings", rows * _WORDS).view(-1, _WORDS),
+            adapters=part("adapters", tokens) if adapted else None,
         )
 
     def _copy(self, tables: Ints, **fields: Ints) -> None:

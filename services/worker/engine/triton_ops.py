@@ -13,11 +13,13 @@ from kernels.mixture import Mixture
 from kernels.paged_batch import PagedBatch
 from kernels.triton import activation, experts, norm, rotary
 from kernels.triton.decode import Splits, decode
+from kernels.triton.deltas import rows_of
 from kernels.triton.embed import embed
 from kernels.triton.prefill import prefill
 from services.worker.engine.parallel.peers import Peers
 from services.worker.engine.step_inputs import DeviceStep
 from services.worker.engine.torch_weights import Linear
+from services.worker.engine.triton_adapters import TritonAdapters
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Memory:
     splits: Splits
     tokens: Tensor
     """int32 [rows]: what the step before sampled"""
+    adapters: TritonAdapters
 
 
 class TritonOps:
@@ -42,6 +45,8 @@ class TritonOps:
         """`every_row`: after each token one is sampled."""
         self._step, self._memory, self._every_row = step, memory, every_row
         self._peers = peers
+        self._adapted = None if step.adapters is None else rows_of(step.adapters)
+        """Of what linears take: tokens, then the wanted ones."""
         self.states: Tensor | None = None
         """Of pooled tokens, if any is."""
 
@@ -65,6 +70,8 @@ class TritonOps:
 
     def linear(self, x: Tensor, weights: Linear) -> Tensor:
         y = F.linear(x, weights.weights, weights.bias)
+        if self._adapted is not None:
+            self._memory.adapters.add(y, x, weights, self._adapted)
         return self._peers.whole(y, weights.after)
 
     def silu_mul(self, x: Tensor) -> Tensor:
@@ -112,7 +119,11 @@ class TritonOps:
         return reference.capped(x, cap)
 
     def wanted(self, x: Tensor) -> Tensor:
-        return x if self._every_row else x[self._step.wanted]
+        if self._every_row:
+            return x
+        if self._step.adapters is not None:
+            self._adapted = rows_of(self._step.adapters[self._step.wanted])
+        return x[self._step.wanted]
 
     def pooled(self, x: Tensor) -> Tensor:
         count = len(self._step.rows)

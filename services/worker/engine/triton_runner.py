@@ -7,6 +7,7 @@ on a GPU as yet (docs/performance.md): tests run it in Triton's interpreter.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ from services.worker.engine.step_inputs import Capacity, DeviceStep, StepInputs
 from services.worker.engine.torch_cache import TorchCache
 from services.worker.engine.torch_runner import Launched, head_rows, sums_of
 from services.worker.engine.torch_weights import DTYPES, STORED, TorchWeights
+from services.worker.engine.triton_adapters import TritonAdapters
 from services.worker.engine.triton_ops import Memory, TritonOps
 
 FP8_SINCE = (8, 9)
@@ -99,14 +101,26 @@ class TritonRunner:
             ],
             splits=Splits.of(rows, model.num_heads, model.head_dim, context, self._device),
             tokens=torch.zeros(config.max_rows, dtype=torch.int32, device=self._device),
+            adapters=TritonAdapters(
+                weights.linears,
+                DTYPES[name],
+                self._device,
+                places=config.max_adapters,
+                at_once=config.max_step_adapters,
+                most_ranks=config.max_adapter_rank,
+            ),
         )
         self._room = SamplerRoom.of(config.max_rows, model.vocab_size, self._device)
         self._before = np.zeros(0, np.int32)
         """Of the step launched last, `Ticket.rows`."""
         self.logit_cap, self._vocab = model.logit_cap, model.vocab_size
-        self._graphs = None
-        if self.info.generates:
-            self._graphs = DecodeGraphs(rows, self._decode, self._device)
+        kinds = (False, True) if config.max_adapters else (False,)
+        self._graphs = {
+            adapted: DecodeGraphs(rows, partial(self._decode, adapted), self._device)
+            for adapted in kinds
+            if self.info.generates
+        }
+        """Of steps without adapters, which do not pay for them, and of those with some."""
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Ticket:
@@ -115,10 +129,12 @@ class TritonRunner:
         sums = None
         decodes = plan.num_decodes == len(plan.lengths) and not len(plan.pooled)
         if self._graphs and plain and decodes:
-            size = self._graphs.size(plan.num_decodes)
+            adapted = bool(plan.adapters)
+            graphs = self._graphs[adapted]
+            size = graphs.size(plan.num_decodes)
             self._inputs.load_decodes(plan, self._before, size)
-            logits = self._graphs.run(size)
-            step, rows = self._inputs.decodes(size), np.asarray(plan.sampled)
+            logits = graphs.run(size)
+            step, rows = self._inputs.decodes(size, adapted), np.asarray(plan.sampled)
         else:
             step = self._inputs.load(plan, self._before)
             ops = TritonOps(step, self._memory, self._peers, every_row=False)
@@ -154,14 +170,14 @@ class TritonRunner:
         return Collected(results, launched.seconds)
 
     def adapt(self, place: int, adapter: Adapter | None) -> None:
-        raise NotImplementedError("adapters on Triton's kernels: info.max_adapters is 0")
+        self._memory.adapters.put(place, adapter)
 
     def head_rows(self, ids: Sequence[int]) -> NDArray[np.float32]:
         return head_rows(self._model, ids)
 
     @torch.inference_mode()
-    def _decode(self, rows: int) -> Tensor:
-        step = self._inputs.decodes(rows)
+    def _decode(self, adapted: bool, rows: int) -> Tensor:
+        step = self._inputs.decodes(rows, adapted)
         return self._compute(step, TritonOps(step, self._memory, self._peers, every_row=True))
 
     def _compute(self, step: DeviceStep, ops: TritonOps) -> Tensor:

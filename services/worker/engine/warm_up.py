@@ -44,13 +44,22 @@ def warm_up(
     used: set[int] = set()
     pooling = None if info.generates else Pooling("last")
 
-    def sequence(number: int, tokens: int, count: int, guesses: int = 0) -> Sequence:
+    def sequence(
+        number: int, tokens: int, count: int, guesses: int = 0, place: int = -1
+    ) -> Sequence:
         """Its last `count` tokens are to be computed, and so many guesses behind them."""
         request = Request(
             f"warm-up {number}", [0] * tokens, Sampling(max_tokens=1), pooling=pooling
         )
         made = Sequence(
-            request, number, info.block_size, frozenset(), info.max_model_len, 0, num_groups=groups
+            request,
+            number,
+            info.block_size,
+            frozenset(),
+            info.max_model_len,
+            0,
+            place,
+            num_groups=groups,
         )
         blocks = -(-(tokens + guesses) // info.block_size)
         first = number * groups * blocks
@@ -76,9 +85,9 @@ def warm_up(
         shape = StepShape(decodes=rows, decode_context=rows, drafts=rows * count)
         return run(chunks, shape)
 
-    def prompt(tokens: int) -> Ran:
+    def prompt(tokens: int, place: int = -1) -> Ran:
         shape = StepShape(prompt_tokens=tokens, prompt_context=looked_back(0, tokens))
-        return run([Chunk.of(sequence(0, tokens, tokens), tokens)], shape)
+        return run([Chunk.of(sequence(0, tokens, tokens, place=place), tokens)], shape)
 
     def run(chunks: list[Chunk], shape: StepShape) -> Ran:
         collected = runner.collect(runner.launch(plan_step(chunks, {})))
@@ -93,7 +102,9 @@ def warm_up(
             guess(each, most)  # as below: something may be cold
             cost.learn(*guess(each, most))
     longest = min(max_batched_tokens, info.max_model_len)
-    _grow(cost, prompt, min(_FIRST_PROMPT, longest), 2, longest)
+    size = _grow(cost, prompt, min(_FIRST_PROMPT, longest), 2, longest)
+    if info.max_adapters and info.kernels == "triton":
+        prompt(size, place=0)  # where nothing is as yet; but kernels are compiled as they first run
     nothing = bytes(info.kv_bytes_per_block)
     for block in used:
         runner.cache.write([block], nothing)

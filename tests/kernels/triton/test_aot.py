@@ -9,6 +9,7 @@ from pathlib import Path
 KERNELS = {
     *("embed_kernel", "norm_kernel", "gated_kernel", "rotary_kernel"),
     *("experts_kernel", "mix_kernel"),
+    *("shrink_kernel", "expand_kernel"),
     *("mix_heads_kernel", "store_4_bits_kernel"),
     *("decode_kernel", "merge_kernel", "prefill_kernel"),
     *("best_kernel", "border_kernel", "draw_kernel", "pick_kernel"),

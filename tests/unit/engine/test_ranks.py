@@ -4,6 +4,7 @@ ways; and when one is lost the engine says so, and ends."""
 import asyncio
 import os
 import signal
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -238,20 +239,28 @@ def test_a_killed_rank_ends_the_engine(two: Engine) -> None:
 
 def test_triton_s_kernels_give_the_same(tmp_path: Path) -> None:
     """In the interpreter: a prompt, and behind it two tokens, of which only the device knows one.
-    Queries are normed over all heads."""
+    Queries are normed over all heads; one sequence has an adapter."""
     folder = checkpoints.make(tmp_path, "olmo2", num_hidden_layers=1)
     how = SMALL | {"max_running": 2, "num_blocks": 8, "dtype": "float32"}
+    how |= {"max_adapters": 1, "max_step_adapters": 1, "max_adapter_rank": 3}
+    adapter = peft.read(adapters.make(tmp_path / "a", folder, rank=3), folder, 3)
     steps = [
         plan([([5, 9, 200, 31, 8], 0, [4]), ([17, 40, 3], 0, [2])], [0, 1]),
         plan([([0], 5, [4]), ([77], 3, [2])], [0, 1], [(0, 0)]),
     ]
     told = []
+    steps[0].adapters.extend([0] * 5 + [-1] * 3)
+    steps[1].adapters.extend([0, -1])
     for own in ({"kernels": "reference"}, {"kernels": "triton", "tensor_parallel": 2}):
         executor = make_executor(EngineConfig(model=str(folder), **(how | own)))
         runner = executor.runner
         assert runner.info.kernels == own["kernels"]
+        runner.adapt(0, adapter)
         tickets = [runner.launch(step) for step in steps]
         told.append([[r.tokens for r in runner.collect(one).results] for one in tickets])
+        if own["kernels"] == "reference":
+            plain = runner.collect(runner.launch(replace(steps[0], adapters=array("i"))))
+            assert plain.results[0].tokens != told[0][0][0]
         executor.close()
     assert told[0] == told[1]
 

@@ -223,7 +223,7 @@ def test_what_fills_a_batch_up_writes_to_no_block(checkpoint: Checkpoint) -> Non
     others = [block for block in range(ran.info.num_blocks) if block not in (1, 3, 5)]
     ran.cache.write(others, marks * len(others))
     decodes = plan([([9], 4, [1]), ([8], 2, [5]), ([7], 20, [3, 3])], [0, 1, 2])
-    assert ran._graphs.size(3) == 4
+    assert ran._graphs[False].size(3) == 4
     ran.collect(ran.launch(decodes))
     assert ran.cache.read(others) == marks * len(others)
     assert ran.cache.read([ran.info.num_blocks]) != bytes(size), "nothing was filled up"
@@ -233,11 +233,16 @@ def test_decodes_are_filled_up() -> None:
     of = Capacity(tokens=8, sequences=4, blocks=3, block_size=4, rows=8, scratch=6, queries=16)
     inputs = StepInputs(of, torch.device("cpu"))
     crowded = plan([([1], 9, [1, 2, 3])] * 4, [0, 1, 2, 3], temperature=1, seed=9)
+    crowded.adapters.extend([5] * 4)
     inputs.load_decodes(crowded, np.zeros(0, np.int32), 4)
     before = np.array([2, 0], np.int32)
     alone = plan([([1], 4, [5, 2]), ([0], 1, [4])], [1], [(1, 0)], temperature=0.5, seed=2)
+    assert inputs.decodes(4, adapted=False).adapters is None
+    alone.adapters.extend([3, -1])
     inputs.load_decodes(alone, before, 4)
-    step = inputs.decodes(4)
+    step = inputs.decodes(4, adapted=True)
+    assert step.adapters is not None
+    assert step.adapters.tolist() == [3, -1, -1, -1]
     (batch,) = step.batches
     assert step.token_ids.tolist() == [1, -3, 0, 0]
     assert batch.positions.tolist() == [4, 1, 0, 0]

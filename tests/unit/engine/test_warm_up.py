@@ -1,6 +1,7 @@
 """What an engine does before anybody asks it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,24 @@ def test_an_engine_whose_model_fails_does_not_come_up(
     monkeypatch.setattr(timed, "launch", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         timed.warm_up()
+
+
+def test_kernels_of_adapters_run_where_they_are_compiled_as_they_first_do(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_engine(checkpoint())._runner
+    places: list[set[int]] = []
+
+    class Watched(Timed):
+        def launch(self, plan: StepPlan) -> float:
+            places.append({*plan.adapters})
+            return super().launch(plan)
+
+    for kernels, most in (("avx2", 16), ("triton", 0), ("triton", 1)):
+        timed = Watched(runner, additive, monkeypatch)
+        timed.info = replace(timed.info, kernels=kernels, max_adapters=most)
+        places.clear()
+        timed.warm_up()
+        assert places.count({0}) == (kernels == "triton" and most > 0)
+        if most == 1:
+            assert (timed.ran[-1], places[-1]) == (timed.ran[-2], {0})

@@ -8,7 +8,6 @@ from services.worker.engine.adapters.adapter import (
     Adapter,
     Lora,
     UnsupportedAdapter,
-    check_kernels,
     is_adapted,
 )
 from services.worker.engine.adapters.table import Adapters, AdaptersFull
@@ -19,6 +18,5 @@ __all__ = [
     "AdaptersFull",
     "Lora",
     "UnsupportedAdapter",
-    "check_kernels",
     "is_adapted",
 ]

@@ -48,12 +48,3 @@ class Adapter:
     """Its digest: adapters of one are the same."""
     modules: Mapping[str, Lora]
     """By the names that the model's tensors have, without ".weight"."""
-
-
-def check_kernels(device: str, kernels: str) -> None:
-    """Raises UnsupportedAdapter for an engine whose kernels have none."""
-    if kernels == "triton" or (device != "cpu" and kernels != "reference"):
-        raise UnsupportedAdapter(
-            "Triton's kernels have no adapters as yet: those of CPUs have, and PyTorch (kernels "
-            "'reference')"
-        )
