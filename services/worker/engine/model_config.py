@@ -25,6 +25,8 @@ from services.worker.engine.rope_config import (
 MOST_LAYERS = 10_000
 MOST_CLASSES = 1024
 MOST_EXPERTS = 1024
+MOST_EXPERTS_IN_ALL = 2**16
+"""Of all layers: each has tensors of its own, which are counted one by one."""
 MOST = 2**31 - 1
 """Of any size: kernels count in 32 bits."""
 
@@ -188,7 +190,12 @@ class Fields:
             raise self.refusal(f"{count} {found} is above {MOST_EXPERTS}")
         if chosen > found:
             raise self.refusal(f"num_experts_per_tok {chosen} is above {count} {found}")
-        return ExpertsConfig(found, chosen, self.size(inner), normed, frozenset(layers))
+        of = frozenset(layers)
+        if found * len(of) > MOST_EXPERTS_IN_ALL:
+            raise self.refusal(
+                f"{count} {found}, of {len(of)} layers, is above {MOST_EXPERTS_IN_ALL} in all"
+            )
+        return ExpertsConfig(found, chosen, self.size(inner), normed, of)
 
     def head_dim(self, usual: int | None) -> int:
         hidden, heads = self.size("hidden_size"), self.size("num_attention_heads")

@@ -155,6 +155,11 @@ def test_embeddings_are_scaled_in_the_digits_of_their_dtype() -> None:
         ("Qwen3-30B-A3B", {"num_experts": 10**6}, "num_experts 1000000 is above 1024"),
         ("Qwen3-30B-A3B", {"mlp_only_layers": "all"}, "mlp_only_layers 'all' is no list"),
         ("Qwen3-30B-A3B", {"decoder_sparse_step": 0}, "decoder_sparse_step 0 is not a number"),
+        (
+            "Mixtral-8x7B-v0.1",
+            {"num_hidden_layers": 1000, "num_local_experts": 66},
+            "num_local_experts 66, of 1000 layers, is above 65536 in all",
+        ),
         ("Mixtral-8x7B-v0.1", {"num_local_experts": None}, "num_local_experts is missing"),
         ("Mistral-7B-v0.1", {"sliding_window": 0}, "sliding_window 0 is not a number above 0"),
         ("Mistral-7B-v0.1", {"sliding_window": 0.5}, "sliding_window 0.5 is not a whole number"),

@@ -1,6 +1,7 @@
 """Files of the peft library: what is not built is refused by name, and what is broken is told."""
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,16 @@ def test_a_config_that_does_not_end(model: Path, tmp_path: Path) -> None:
     with (folder / "adapter_config.json").open("ab") as file:
         file.write(b" " * 2**20)
     assert "it has more than 1048576 bytes" in refusal(folder, model)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", WEIGHTS])
+@pytest.mark.parametrize("odd", ["pipe", "/dev/zero"])
+def test_a_file_that_is_none_is_not_read(model: Path, tmp_path: Path, name: str, odd: str) -> None:
+    """Nobody writes into the pipe, and the other never ends."""
+    path = adapters.make(tmp_path, model) / name
+    path.unlink()
+    os.mkfifo(path) if odd == "pipe" else path.symlink_to(odd)
+    assert "it is no regular file" in refusal(tmp_path, model)
 
 
 def test_names_as_peft_and_others_write_them(model: Path, tmp_path: Path) -> None:

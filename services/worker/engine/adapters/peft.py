@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -89,7 +90,10 @@ def _config(folder: Path) -> dict[str, Any]:
     """Checked for what is not built."""
     path = folder / CONFIG
     try:
-        if path.stat().st_size > _MOST_CONFIG:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a device's or a pipe's text has no end
+            raise UnsupportedAdapter("it is no regular file")
+        if found.st_size > _MOST_CONFIG:
             raise UnsupportedAdapter(f"it has more than {_MOST_CONFIG} bytes")
         config = json.loads(path.read_bytes())
     except FileNotFoundError:
