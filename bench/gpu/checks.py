@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from bench.gpu.device import Device
-from bench.gpu.inputs import Heads, attention, of_experts, samplings
+from bench.gpu.inputs import Heads, adapted, attention, of_experts, samplings
 from kernels import reference
 from kernels.heads import QkNorm, Scores
 from kernels.kv_layer import KvLayer
 from kernels.triton import activation, embed, experts, norm, rotary
 from kernels.triton.decode import Splits, decode
+from kernels.triton.deltas import add_deltas, rows_of
 from kernels.triton.prefill import prefill
 from kernels.triton.sampling import SamplerRoom, sample
 from services.worker.engine import sampler
@@ -42,6 +43,8 @@ def run(device: Device) -> Iterator[Check]:
     yield from _rows(device.torch, 64 if dry else 4096)
     for tokens in [3, 40] if dry else [1, 64, 4096]:
         yield _experts(device.torch, tokens, dry)
+    for rows in [3, 300] if dry else [1, 64, 256, 4096]:
+        yield _adapters(device.torch, rows, dry)
     yield from _sampling(device.torch, 2 if dry else 64, 1100 if dry else 128256)
 
 
@@ -133,6 +136,17 @@ def _experts(device: torch.device, tokens: int, dry: bool) -> Check:
     x, gate_up, down = (one.float() for one in (case.x, case.gate_up, case.down))
     expected = reference.mixed(x, gate_up, down, shares, ids)
     return _compared(f"experts, {tokens} tokens", experts.mix(y, groups, shares), expected)
+
+
+def _adapters(device: torch.device, rows: int, dry: bool) -> Check:
+    inner, widths = (40, (48, 24, 24)) if dry else (4096, (4096, 1024, 1024))
+    # The interpreter cuts off where a GPU rounds: twice.
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    case = adapted(rows, 2 if dry else 8, 20, inner, widths, device, dtype)
+    expected = case.y.to(torch.float32, copy=True)
+    reference.add_deltas(expected, case.x, case.places, case.exact)
+    add_deltas(case.y, case.x, rows_of(case.places), case.found)
+    return _compared(f"adapters, {rows} rows", case.y, expected)
 
 
 def _sampling(device: torch.device, rows: int, vocab: int) -> Iterator[Check]:

@@ -114,6 +114,7 @@ def engine(folder: Path, device: Device, **settings: Any) -> Engine:
         }
     config: dict[str, Any] = {"kernels": "triton", "device": device.torch.type}
     config["prefix_caching"] = False  # each load computes all of its prompts
+    config["max_adapters"] = 0
     return Engine(EngineConfig(model=str(folder), **(config | size | settings)))
 
 

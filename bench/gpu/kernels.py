@@ -7,11 +7,12 @@ from functools import partial
 import torch
 
 from bench.gpu.device import Device, seconds
-from bench.gpu.inputs import Attention, Heads, attention, of_experts, samplings
+from bench.gpu.inputs import Attention, Heads, adapted, attention, of_experts, samplings
 from kernels import reference
 from kernels.heads import Scores
 from kernels.triton import activation, experts, norm, rotary
 from kernels.triton.decode import Splits, decode
+from kernels.triton.deltas import add_deltas, rows_of
 from kernels.triton.prefill import prefill
 from kernels.triton.sampling import SamplerRoom, sample
 
@@ -46,6 +47,11 @@ def run(device: Device) -> Iterator[Callable[[], Measured]]:
         yield partial(
             _experts, device, tokens, (4, 2) if dry else (128, 8), (64, 32) if dry else (2048, 768)
         )
+    for tokens, count in [(3, 2)] if dry else [(1, 1), (64, 1), (64, 8), (256, 8), (4096, 1)]:
+        for rank in [16] if dry else [16, 64]:
+            yield partial(
+                _adapters, device, tokens, count, rank, (64, 32) if dry else (4096, 14336)
+            )
     kinds: list[dict[str, float]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
@@ -145,6 +151,24 @@ def _experts(
         run,
         (case.gate_up.nbytes + case.down.nbytes) * met / count,
         2 * 3 * width * inner * tokens * chosen,
+    )
+
+
+def _adapters(
+    device: Device, tokens: int, count: int, rank: int, sizes: tuple[int, int]
+) -> Measured:
+    """Of gate and up; their memory is read once, rows are sorted outside, once a step."""
+    inner, width = sizes
+    case = adapted(tokens, count, rank, inner, (width, width), device.torch)
+    rows = rows_of(case.places)
+    met = len({*case.places.tolist()} - {-1})
+    matrices = sum(one.nbytes for one in case.matrices) * met / count
+    return _timed(
+        device,
+        f"adapters, {tokens} tokens, {count} of rank {rank}",
+        lambda: add_deltas(case.y, case.x, rows, case.found),
+        matrices + case.x.nbytes + 2 * case.y.nbytes,
+        2 * 2 * rank * (inner + width) * tokens,
     )
 
 

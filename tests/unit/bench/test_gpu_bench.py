@@ -37,6 +37,7 @@ def test_a_dry_run_checks_and_measures_everything(tmp_path: Path) -> None:
         "sampling",
         "fp8 rows",
         "experts",
+        "adapters",
     ):
         assert kernel in names
     assert all(line["seconds"] > 0 and line["floor_s"] > 0 for line in result["kernels"])
