@@ -15,6 +15,7 @@ from kernels.deltas import Delta
 from kernels.heads import QkNorm, Scores
 from kernels.kv_layer import FURTHEST, INT4, LEAST, KvLayer
 from kernels.paged_batch import PagedBatch
+from kernels.triton.matrix import NarrowMatrix
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -45,6 +46,28 @@ def gelu_and_mul(x: Tensor) -> Tensor:
     [T, N]."""
     gate, up = x.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
+
+
+def in_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of x [T, k] as numbers of -127 to 127, int8, of which each row's furthest is one, and
+    what they are to be multiplied with, float32 [T]. A row with NaN or infinity has NaN for that.
+    """
+    wide = x.float()
+    furthest = wide.abs().amax(-1).clamp(min=2.0**-64)
+    numbers = (wide * (127 / furthest)[:, None]).round().clamp(-127, 127)
+    scales = furthest / 127 + (wide - wide).sum(-1)
+    return numbers.nan_to_num().to(torch.int8), scales
+
+
+def narrow_linear(x: Tensor, matrix: NarrowMatrix, bias: Tensor | None = None) -> Tensor:
+    """x [T, k] times a matrix [n, k] of few bits, and the bias [n], of x's dtype, summed in
+    float32: the matrix's numbers are not rounded. Rows that meet w8a8 are `in_int8` first."""
+    rows = x.float()
+    if matrix.held == "w8a8":
+        numbers, scales = in_int8(x)
+        rows = numbers.float() * scales[:, None]
+    y = rows @ matrix.rows().T
+    return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
 def route(logits: Tensor, chosen: int, normed: bool) -> tuple[Tensor, Tensor]:

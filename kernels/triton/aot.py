@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from kernels.cpu.matrix import NARROW, Held
 from kernels.heads import QkNorm, Scores
 from kernels.kv_layer import INT4, KvLayer
 from kernels.paged_batch import PagedBatch
@@ -31,16 +33,19 @@ from kernels.triton import (
     deltas,
     embed,
     experts,
+    linear,
     norm,
     prefill,
     rotary,
     sampling,
 )
+from kernels.triton.matrix import NarrowMatrix
 
 CAPABILITY = 90
 _TYPES = {
     torch.float32: "fp32",
     torch.float64: "fp64",
+    torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float8_e4m3fn: "fp8e4nv",
     torch.int8: "i8",
@@ -69,11 +74,14 @@ class Case:
     """And how many of them each token chooses; `inner` is of one of them then."""
     adapter_rank: int = 0
     """At most, of an adapter; 0: there are none."""
+    held: tuple[Held, ...] = ()
+    """Weights of few bits, besides."""
 
 
 CASES = (
     Case(32, 8, 64, adapter_rank=64),  # as Llama 3.2 1B
-    Case(32, 8, 128, stored=torch.float8_e4m3fn),  # as Llama 3.1 8B
+    # as Llama 3.1 8B
+    Case(32, 8, 128, 4096, 14336, stored=torch.float8_e4m3fn, held=tuple(NARROW)),
     Case(32, 8, 128, stored=torch.int8),
     Case(32, 8, 128, stored=INT4),
     Case(32, 8, 128, scores=Scores(0.1, window=4096)),  # as Mistral 7B
@@ -82,8 +90,9 @@ CASES = (
     Case(64, 8, 128, 8192),  # as Llama 3.1 70B
     Case(16, 8, 128, qk_norm=True),  # as Qwen3 0.6B
     Case(8, 4, 256, 2304, 9216, 256000, scores=Scores(0.1, 50.0, 4096)),  # as Gemma 2 2B
-    Case(32, 8, 64, dtype=torch.float32, adapter_rank=64),
-    Case(32, 8, 128, 4096, 14336, 32000, experts=(8, 2)),  # as Mixtral 8x7B
+    Case(32, 8, 64, dtype=torch.float32, adapter_rank=64, held=("int8", "int4_zeros")),
+    # as Mixtral 8x7B
+    Case(32, 8, 128, 4096, 14336, 32000, experts=(8, 2), held=("int8", "int4")),
     Case(32, 4, 128, 2048, 768, 151936, qk_norm=True, experts=(128, 8)),  # as Qwen3 30B-A3B
 )
 
@@ -129,6 +138,8 @@ def launch_all(case: Case, device: torch.device, block_size: int = 16) -> None:
         _launch_experts(case, x)
     if case.adapter_rank:
         _launch_deltas(case, x)
+    for held in case.held:
+        _launch_narrow(case, held, device)
     out = room(tokens, case.heads, case.dim)
     decode.decode(out, q, layer, batch, case.scores, splits)
     prefill.prefill(out, q, layer, batch, case.scores)
@@ -140,13 +151,28 @@ def launch_all(case: Case, device: torch.device, block_size: int = 16) -> None:
     )
 
 
+def _launch_narrow(case: Case, held: Held, device: torch.device) -> None:
+    """Products of one row and of many; rows of an embedding."""
+    matrix = NarrowMatrix.empty(held, case.hidden, case.hidden, case.dtype, device)
+    for rows in (1, 512):
+        linear.linear(torch.empty(rows, case.hidden, dtype=case.dtype, device=device), matrix)
+    if held != "w8a8":
+        ids = torch.empty(32, dtype=torch.int32, device=device)
+        embed.embed(ids, ids, matrix)
+
+
 def _launch_experts(case: Case, x: Tensor) -> None:
     """In tiles of few rows and of many."""
     assert case.experts
     count, chosen = case.experts
-    for rows in (16, 16 * count):
-        gate_up = x.new_empty(count, 2 * case.inner, case.hidden)
-        down = x.new_empty(count, case.hidden, case.inner)
+    sizes = (count, 2 * case.inner, case.hidden), (count, case.hidden, case.inner)
+
+    def narrow(held: Held, of_each: int, k: int) -> NarrowMatrix:
+        return NarrowMatrix.empty(held, count * of_each, k, case.dtype, x.device)
+
+    weights: list[list[Tensor | NarrowMatrix]] = [[x.new_empty(size) for size in sizes]]
+    weights += [[narrow(held, *size) for _, *size in sizes] for held in case.held]
+    for rows, (gate_up, down) in product((16, 16 * count), weights):
         shares = x.new_empty(rows, chosen, dtype=torch.float32)
         groups = experts.grouped(shares.long(), count)
         y = experts.of_experts(x.new_empty(rows, case.hidden), gate_up, groups, chosen)

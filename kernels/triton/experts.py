@@ -12,12 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.cpu.matrix import Held
 from kernels.triton.launch import INTERPRETED
+from kernels.triton.linear import bytes_of_row, in_int8, operands, step_of
+from kernels.triton.matrix import NarrowMatrix
+from kernels.triton.narrow import narrow_products
 from kernels.triton.numbers import product
 
 _FEW, _MANY = 16, 64
 """Rows of a tile, by how many an expert has in the mean."""
 _COLUMNS, _STEP, _SPAN = 64, 64, 1024
+_NARROW_COLUMNS = 128
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Grouped:
     """int32 [tiles]: where its expert's end"""
     rows: int
     """Of a tile"""
+    count: int
+    """E"""
 
 
 def grouped(chosen: Tensor, count: int) -> Grouped:
@@ -53,7 +60,7 @@ def grouped(chosen: Tensor, count: int) -> Grouped:
     places = torch.empty_like(order)
     places[order] = torch.arange(choices, device=device)
     return Grouped(
-        order.int(), places.int(), experts.int(), first.int(), starts[own + 1].int(), rows
+        order.int(), places.int(), experts.int(), first.int(), starts[own + 1].int(), rows, count
     )
 
 
@@ -62,7 +69,10 @@ def experts_kernel(
     out,
     x,
     x_stride,
+    x_scales,
     weights,
+    scales,
+    zeros,
     order,
     experts,
     first,
@@ -71,13 +81,16 @@ def experts_kernel(
     INNER: tl.constexpr,
     COUNT: tl.constexpr,
     CHOSEN: tl.constexpr,
+    BYTES: tl.constexpr,
+    HELD: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """out [T C, WIDTH] = rows of x [.., INNER] times weights [COUNT, WIDTH, INNER]. CHOSEN: the
-    choices of a row of x, whose `order` it is; 0: x has a row for each, in that order."""
+    """out [T C, WIDTH] = rows of x [.., INNER] times weights [COUNT, WIDTH, INNER], HELD in few
+    bits, or "", as rows are. CHOSEN: the choices of a row of x, whose `order` it is; 0: x has a row
+    for each, in that order."""
     which = tl.program_id(0)
     expert = tl.load(experts + which).to(tl.int64)
     if expert >= COUNT:
@@ -88,16 +101,42 @@ def experts_kernel(
     if CHOSEN > 0:
         rows = tl.load(order + at, mask=inside, other=0) // CHOSEN
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    own = weights + expert * WIDTH * INNER + columns[None, :].to(tl.int64) * INNER
-    from_rows = x + rows[:, None].to(tl.int64) * x_stride
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for begin in range(0, INNER, STEP):
-        ks = begin + tl.arange(0, STEP)
-        mask = inside[:, None] & (ks[None, :] < INNER)
-        a = tl.load(from_rows + ks[None, :], mask=mask, other=0.0)
-        mask = (columns[None, :] < WIDTH) & (ks[:, None] < INNER)
-        b = tl.load(own + ks[:, None], mask=mask, other=0.0)
-        total += product(a, b, WIDE)
+    if HELD != "":
+        own = expert.to(tl.int32) * WIDTH + tl.minimum(columns, WIDTH - 1)
+        turned = narrow_products(
+            x,
+            x_stride,
+            rows,
+            inside,
+            weights,
+            scales,
+            zeros,
+            own,
+            0,
+            BYTES // STEP,
+            COUNT * WIDTH,
+            INNER,
+            BYTES,
+            HELD,
+            ROWS,
+            COLUMNS,
+            STEP,
+            WIDE,
+        )
+        if HELD == "w8a8":
+            turned *= tl.load(x_scales + rows, mask=inside, other=0.0)[None, :]
+        total = tl.trans(turned)
+    else:
+        own = weights + expert * WIDTH * INNER + columns[None, :].to(tl.int64) * INNER
+        from_rows = x + rows[:, None].to(tl.int64) * x_stride
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for begin in range(0, INNER, STEP):
+            ks = begin + tl.arange(0, STEP)
+            mask = inside[:, None] & (ks[None, :] < INNER)
+            a = tl.load(from_rows + ks[None, :], mask=mask, other=0.0)
+            mask = (columns[None, :] < WIDTH) & (ks[:, None] < INNER)
+            b = tl.load(own + ks[:, None], mask=mask, other=0.0)
+            total += product(a, b, WIDE)
     to = out + at[:, None].to(tl.int64) * WIDTH + columns[None, :]
     mask = inside[:, None] & (columns[None, :] < WIDTH)
     tl.store(to, total.to(out.dtype.element_ty), mask=mask)
@@ -119,29 +158,64 @@ def mix_kernel(
     tl.store(out + row * WIDTH + at, total.to(out.dtype.element_ty), mask=mask)
 
 
-def of_experts(x: Tensor, weights: Tensor, groups: Grouped, chosen: int) -> Tensor:
+@dataclass(frozen=True)
+class _Given:
+    """Of weights what the kernel is given."""
+
+    parts: tuple[Tensor, Tensor, Tensor]
+    width: int
+    held: Held = ""
+    bytes: int = 0
+    """Of a row"""
+    columns: int = _COLUMNS
+    step: int = _STEP
+    warps: int = 4
+
+
+def _given(weights: Tensor | NarrowMatrix, groups: Grouped) -> _Given:
+    if isinstance(weights, Tensor):
+        return _Given((weights, weights, weights), weights.shape[1])
+    return _Given(
+        operands(weights),
+        weights.n // groups.count,
+        weights.held,
+        bytes_of_row(weights),
+        _NARROW_COLUMNS,
+        step_of(weights),
+        4 if groups.rows == _FEW else 8,
+    )
+
+
+def of_experts(x: Tensor, weights: Tensor | NarrowMatrix, groups: Grouped, chosen: int) -> Tensor:
     """x: [T, inner], a row for each `chosen` choices, or with `chosen` 0 [T C, inner], one for each
-    in their order; weights: [E, width, inner]. Gives [T C, width], in that order."""
-    count, width, inner = weights.shape
-    out = torch.empty((len(groups.order), width), dtype=x.dtype, device=x.device)
-    experts_kernel[(len(groups.experts), triton.cdiv(width, _COLUMNS))](
+    in their order; weights: [E, width, inner], or such of few bits, one expert behind the other.
+    Gives [T C, width], in that order."""
+    given, inner = _given(weights, groups), x.shape[1]
+    out = torch.empty((len(groups.order), given.width), dtype=x.dtype, device=x.device)
+    x_scales = x
+    if given.held == "w8a8":
+        x, x_scales = in_int8(x)
+    experts_kernel[(len(groups.experts), triton.cdiv(given.width, given.columns))](
         out,
         x,
         x.stride(0),
-        weights,
+        x_scales,
+        *given.parts,
         groups.order,
         groups.experts,
         groups.first,
         groups.end,
-        WIDTH=width,
+        WIDTH=given.width,
         INNER=inner,
-        COUNT=count,
+        COUNT=groups.count,
         CHOSEN=chosen,
+        BYTES=given.bytes,
+        HELD=given.held,
         ROWS=groups.rows,
-        COLUMNS=_COLUMNS,
-        STEP=_STEP,
+        COLUMNS=given.columns,
+        STEP=given.step,
         WIDE=INTERPRETED,
-        num_warps=4,
+        num_warps=given.warps,
         num_stages=3,
     )
     return out
