@@ -434,3 +434,25 @@ def test_what_a_killed_writer_left_goes_and_what_one_writes_stays(tmp_path: Path
     folder = make(tmp_path)
     folder.look()
     assert not files(tmp_path)
+
+
+def test_a_kind_has_so_many_blocks_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many bytes there may be: routers are told of each. Others' stay, and those that were
+    used last."""
+    monkeypatch.setattr(folder_module, "MOST_BLOCKS", 32)
+    other = make(tmp_path, kind="other")
+    for number in range(8):
+        other.write(name_of(number), content_of(number))
+    folder, beside = make(tmp_path), make(tmp_path)
+    for number in range(32):
+        folder.write(name_of(number), content_of(number))
+        os.utime(file_of(folder, name_of(number)), (number, number))
+    assert not folder.evicted
+    assert folder.read(name_of(0)) == content_of(0)
+    beside.look()
+    assert beside.write(name_of(99), content_of(99))
+    beside.look()
+    assert (beside.evicted, len(beside._names)) == (3, 30)
+    gone = [number for number in range(32) if folder.read(name_of(number)) is None]
+    assert gone == [1, 2, 3]
+    assert all(other.read(name_of(number)) for number in range(8))

@@ -13,7 +13,8 @@ the machine itself went down. A name whose lock is free is a dead writer's, and 
 writes makes room: of all kinds the files go first that were written or read longest ago; also
 where the disk is nearly full, whoever filled it, for all else on it is worth more. Each process
 counts what there is, not what it wrote, so the bound holds for all together, but for what
-others write between its look and its writing.
+others write between its look and its writing. And no kind has more than `MOST_BLOCKS`: each router
+is told the name of each, and all at once by a worker that it meets.
 """
 
 import errno
@@ -32,6 +33,8 @@ from pathlib import Path
 Name = tuple[bytes, int]
 """A block's hash and its KV group (kv_groups.py)."""
 DIGEST_BYTES = 32
+MOST_BLOCKS = 2**20
+"""Of one kind. Their hashes are 16 MiB, half of what a link to a router may gather."""
 _KIND, _SHELF = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{2}")
 _BLOCK, _BEGUN = re.compile("([0-9a-f]{32})-([0-9]{1,4})"), re.compile(r"\.[0-9a-f]{32}")
 _MORE = 1 / 16
@@ -184,19 +187,23 @@ class Folder:
 
     def _make_room(self, size: int) -> None:
         """Raises OSError if there is none to make."""
-        if self._excess(size) <= 0:
+        if self._excess(size) <= 0 and len(self._names) < MOST_BLOCKS:
             return
         self.look()
-        if (excess := self._excess(size)) <= 0:
-            return
-        goes = excess + self.limit * _MORE
-        for _, shelf, file in sorted(self._last_used()):
+        if (more := len(self._names) + 1 - MOST_BLOCKS) > 0:
+            self._evict((more + MOST_BLOCKS * _MORE) * size, self.kind)
+        if (excess := self._excess(size)) > 0:
+            self._evict(excess + self.limit * _MORE)
+        if self._excess(size) > 0:
+            raise OSError(errno.ENOSPC, "the disk is full", str(self.root))
+
+    def _evict(self, goes: float, kind: str = "") -> None:
+        """So many bytes go. `kind`: of this one alone."""
+        for _, shelf, file in sorted(self._last_used(kind)):
             if goes <= 0:
                 break
             goes -= self._remove(shelf, file)
             self.evicted += 1
-        if self._excess(size) > 0:
-            raise OSError(errno.ENOSPC, "the disk is full", str(self.root))
 
     def _remove(self, shelf: str, file: str) -> int:
         """Gives the bytes that it had. Raises OSError."""
@@ -215,10 +222,10 @@ class Folder:
         too_little = size + spare - disk.f_bavail * disk.f_frsize
         return max(self.held_bytes + size - self.limit, too_little)
 
-    def _last_used(self) -> Iterator[tuple[int, str, str]]:
+    def _last_used(self, kind: str) -> Iterator[tuple[int, str, str]]:
         """Of each block when, on which shelf, and its file's name."""
         for shelf, found in self._shelves.items():
-            for file in found.sizes:
+            for file in found.sizes if shelf.startswith(kind) else ():
                 if _BLOCK.fullmatch(file):
                     with suppress(FileNotFoundError):
                         yield (self.root / shelf / file).stat().st_mtime_ns, shelf, file
