@@ -11,8 +11,9 @@ class Coming:
     def __init__(self) -> None:
         self._by: dict[bytes, Sequence] = {}
 
-    def __contains__(self, block_hash: bytes) -> bool:
-        return block_hash in self._by
+    def by(self, block_hash: bytes) -> Sequence | None:
+        """Who computes it."""
+        return self._by.get(block_hash)
 
     def __bool__(self) -> bool:
         return bool(self._by)

@@ -9,7 +9,8 @@ Nor do more different adapters hold places than a step may have (adapters/); who
 waits, as for a block, and nobody overtakes it.
 
 One that is to have blocks from below the device waits for them in its place (`Loading`). When they
-are there it runs; if some could not be had, it goes back to the queue with what was.
+are there it runs; if some could not be had, it goes back to the queue with what was. Who needs one
+of them, too, is set aside until then: the device is free, and whoever is behind may go ahead.
 
 Preemption. A decode that needs a block when none is free takes those of a victim among the running
 sequences, itself included (preemption.py). Sequences that wait for KV are never victims: what they
@@ -62,19 +63,22 @@ class Places:
 
     def admit(self, sequence: Sequence, step: Step) -> bool:
         """Gives the first of the waiting a place and blocks for all its tokens, if there are
-        enough."""
+        enough, or sets it aside. False: nobody goes ahead of it."""
         if self.num_taken >= self.most:
             return False
         another = sequence.place >= 0 and not self._adapted[sequence.place]
         if another and len(+self._adapted) >= self._most_adapters:
             return False
-        there = self.tables.fill(sequence, headroom=self.num_taken)
-        if there is None:
+        found = self.tables.find(sequence)
+        if found.by and found.by.loading:
+            self.waiting.set_aside()
+            return True
+        if found.by or not self.tables.fill(sequence, found, headroom=self.num_taken):
             return False
         self.waiting.pop()
         if sequence.place >= 0:
             self._adapted[sequence.place] += 1
-        num_cached = there * self._pool.block_size
+        num_cached = found.reach * self._pool.block_size
         step.admitted.append(sequence)
         if sequence.remote:
             self._note_cached(sequence, num_cached)
@@ -112,7 +116,7 @@ class Places:
     def end_loading(self, sequence: Sequence) -> None:
         """One runs for which all was loaded; else it is queued again."""
         assert sequence.loading is not None
-        self.loading.remove(sequence)
+        self._load_no_more(sequence)
         if sequence.loading.is_whole:
             self._begin(sequence, sequence.loading.tokens)
             self.tables.publish(sequence)
@@ -129,7 +133,7 @@ class Places:
                 self._give_up(sequence)
             case Status.AWAITING_KV:
                 if sequence.loading:
-                    self.loading.remove(sequence)
+                    self._load_no_more(sequence)
                 else:
                     self.num_reserved -= 1
                 self._give_up(sequence)
@@ -137,6 +141,11 @@ class Places:
                 self.waiting.leave(sequence)
         sequence.status = Status.FINISHED
         self.tables.leave(sequence)
+
+    def _load_no_more(self, sequence: Sequence) -> None:
+        """Who was set aside because of it finds what came, or somebody else to wait for."""
+        self.loading.remove(sequence)
+        self.waiting.bring_back()
 
     def _give_up(self, sequence: Sequence) -> None:
         if sequence.place >= 0:

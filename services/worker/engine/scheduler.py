@@ -21,8 +21,8 @@ end no later than by equal shares: E. Friedman, S. Henderson, "Fairness and effi
 protocols", 2003.)
 A step with such a prompt of somebody who waits is without those that nobody waits for
 (low_lane.py): neither their decodes nor their prompts make it longer.
-In the queue nobody overtakes whoever is first by that order; preempted sequences keep their place
-in it.
+In the queue nobody overtakes whoever is first by that order, but one who waits for what another
+loads (places.py); preempted sequences keep their place in it.
 
 Guesses never preempt (places.py says who does): they get blocks that are free when all others have
 theirs, and give back those that they did not fill when their step has run.

@@ -14,6 +14,7 @@ be sooner.
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from itertools import takewhile
+from typing import NamedTuple
 
 from services.worker.engine.block_pool import BlockPool, IntegrityError
 from services.worker.engine.coming import Coming
@@ -26,6 +27,19 @@ from services.worker.engine.sequence import Sequence
 
 Holds = Callable[[bytes, int], bool]
 """Whether a KV group's block of a hash is there."""
+
+
+class Found(NamedTuple):
+    """Of a prefix, what is there or on its way."""
+
+    cached: int
+    """Leading blocks on the device."""
+    reach: int
+    """With those that are to be loaded."""
+    passed: int
+    """That could be loaded, and are rather computed."""
+    by: Sequence | None
+    """Who computes or loads the next one, and is to be waited for."""
 
 
 class Tables:
@@ -66,19 +80,22 @@ class Tables:
             self.tier.ahead(self._below(sequence, reach))
         return len(sequence.tokens) - reach * self.pool.block_size
 
-    def fill(self, sequence: Sequence, headroom: int) -> int | None:
-        """Gives it blocks for all its tokens, or as many as it may hold of them, those in the cache
-        among them; if `headroom` others stay free for each group. It has then `loading` blocks, if
-        some are below the device. Gives how many of the leading ones are there, or will be. None:
-        it has got nothing, or the next that it needs is being computed or loaded."""
-        pool, size, cached = self.pool, self.pool.block_size, self._cached(sequence)
+    def find(self, sequence: Sequence) -> Found:
+        """What there is of a prefix for one that holds nothing."""
+        cached = self._cached(sequence)
         reach, passed = self._reach(sequence, cached)
-        if self._is_coming(sequence, cached) or self._is_coming(sequence, reach):
-            return None
+        by = self._by(sequence, cached) or self._by(sequence, reach)
+        return Found(cached, reach, passed, by)
+
+    def fill(self, sequence: Sequence, found: Found, headroom: int) -> bool:
+        """Gives it blocks for all its tokens, or as many as it may hold of them, what was just
+        found among them; if `headroom` others stay free for each group. It has then `loading`
+        blocks, if some are below the device. False: there are not as many, and it has got none."""
+        pool, size, cached, reach = self.pool, self.pool.block_size, found.cached, found.reach
         # Of a prompt that another engine computes come the blocks that its first decode looks at.
         behind = sequence.num_prompt if sequence.remote else reach * size
         hashes, firsts = sequence.hash_blocks(reach), self._firsts(behind)
-        found = [
+        shared = [
             [pool.find(one, number) for one in hashes[first:]]
             for number, first in enumerate(firsts)
         ]
@@ -86,17 +103,17 @@ class Tables:
             int(min(sequence.blocks_needed, first + most)) - max(first, reach)
             for first, most in zip(firsts, self._most, strict=True)
         ]
-        held = [block for blocks in found for block in blocks if block is not None]
-        missing = sum(map(len, found)) - len(held)
+        held = [block for blocks in shared for block in blocks if block is not None]
+        missing = sum(map(len, shared)) - len(held)
         needed = sum(wanted) + missing + headroom * len(self._groups)
         if needed > pool.num_free - pool.num_unheld(held):
-            return None
-        if passed and self.tier:
-            self.tier.pass_by(passed)
+            return False
+        if found.passed and self.tier:
+            self.tier.pass_by(found.passed)
         pool.acquire(held)
         tables: list[list[int]] = []
         loads: list[Wanted] = []
-        for number, (first, blocks) in enumerate(zip(firsts, found, strict=True)):
+        for number, (first, blocks) in enumerate(zip(firsts, shared, strict=True)):
             table = [0] * first
             for block_hash, block in zip(hashes[first:], blocks, strict=True):
                 if block is None:
@@ -115,7 +132,7 @@ class Tables:
         if self.prefix_caching and not sequence.remote:
             full = len(sequence.tokens) // size
             self._coming.add(sequence.hash_blocks(full)[cached:], sequence)
-        return reach
+        return True
 
     def lacking(self, sequence: Sequence) -> list[int]:
         """Blocks that it needs to go on, of each group; no more than it may hold."""
@@ -310,8 +327,8 @@ class Tables:
             count = at = at - 1
         return 0
 
-    def _is_coming(self, sequence: Sequence, index: int) -> bool:
-        """Whether block `index` is being computed, and of use."""
+    def _by(self, sequence: Sequence, index: int) -> Sequence | None:
+        """Who computes or loads block `index`, if it is of use."""
         if not self.prefix_caching or index >= self._usable(sequence):
-            return False
-        return sequence.hash_blocks(index + 1)[index] in self._coming
+            return None
+        return self._coming.by(sequence.hash_blocks(index + 1)[index])

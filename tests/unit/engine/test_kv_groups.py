@@ -334,7 +334,7 @@ def test_room_for_guesses_goes_back_in_all_tables() -> None:
     tables = Tables(pool, True, groups, at_once=16)
     request = Request("it", [3] * 30, greedy(9))
     sequence = Sequence(request, 0, 16, frozenset(), 1000, 0, num_groups=len(groups))
-    tables.fill(sequence, headroom=0)
+    assert tables.fill(sequence, tables.find(sequence), headroom=0)
     assert tables.stretch(sequence, 30) == 30
     assert [len(table) for table in sequence.tables] == [4, 4]
     tables.trim(sequence)

@@ -328,6 +328,44 @@ def test_two_who_want_the_same_wait_for_one_loading(
     assert counts(engine).loaded == full(LONG[0]) // SIZE
 
 
+def test_who_waits_for_what_another_loads_holds_up_nobody_and_keeps_his_turn(
+    checkpoint: Checkpoint, disk: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever becomes of the loading: it comes, or its request is cancelled."""
+    monkeypatch.setattr(loader, "LATE_S", 1e6)
+    engine = tiered(checkpoint("gqa"), disk, num_blocks=60, max_running=2)
+    assert engine.loader
+    answer, _ = ask(engine, LONG[0])
+    evict(engine)
+    for cancels, unknown in ((False, LONG[1]), (True, LONG[3])):
+        gate.clear()
+        waiting(engine, LONG[0])
+        for name, prompt in {"too": LONG[0], "and": LONG[0], "other": unknown}.items():
+            engine.add(Request(name, prompt, greedy(20)))
+        run = Run()
+        while "other" not in run.last and len(run.steps) < 500:
+            run.add(engine.step())
+        assert "other" in run.last
+        assert not run.tokens.keys() & {"waits", "too", "and"}
+        assert engine.load().waiting == 2
+        engine.add(Request("last", LONG[2], greedy(1)))
+        if cancels:
+            engine.cancel("waits")
+        gate.set()
+        while engine.scheduler.places.loading:
+            engine.loader.come_back(idle=True)
+        while engine.has_work:
+            run.add(engine.step())
+        assert run.tokens["too"] == run.tokens["and"] == answer
+        assert run.tokens["waits"] == ([] if cancels else answer)
+        told = (output for step in run.steps for output in step.outputs)
+        began = {one.request_id: one.timeline.scheduled_ns for one in told if one.timeline}
+        assert began["too"] <= began["and"]
+        assert cancels or began["and"] <= began["last"], "else it waits for what the first loads"
+        assert engine.load().queued_prefill_tokens == 0
+        evict(engine)
+
+
 def test_of_what_a_window_has_passed_is_stored_where_requests_go_on(
     checkpoint: Checkpoint, disk: Path
 ) -> None:
