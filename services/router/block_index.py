@@ -1,9 +1,9 @@
 """Which worker holds which KV blocks: exact, because the workers themselves say so.
 
 A block's holders are a bit mask, one bit per worker view, so that the match of a prompt's hash
-chain is one `&` per block. Memory is bounded by what the workers hold: a block without a holder has
-no entry. Nothing here takes long on the event loop: forgetting a whole worker is one step for its
-readers, and its entries are swept away later in slices.
+chain is some operations per block, whoever holds it. Memory is bounded by what the workers hold: a
+block without a holder has no entry. Nothing here takes long on the event loop: forgetting a whole
+worker is one step for its readers, and its entries are swept away later in slices.
 
 Blocks on a worker's disk are told of apart (decision 0074): it has them, but later.
 """
@@ -114,7 +114,7 @@ class BlockIndex:
     def match_below(self, chain: Iterable[bytes]) -> dict[int, Reach]:
         """The same of those holders that have more with what is on their disks."""
         runs: dict[int, int] = {}
-        loads: dict[int, int] = {}
+        loads = _Tally()
         following, length = self._live if self._below else 0, 0
         for block in chain:
             there, below = self._masks.get(block, 0), self._below.get(block, 0)
@@ -124,10 +124,31 @@ class BlockIndex:
             if not following:
                 break
             length += 1
-            for bit in _bits(following & ~there):
-                loads[bit] = loads.get(bit, 0) + 1
+            loads.add(following & ~there)
         _note(runs, following, length)
-        return {bit: Reach(runs[bit], count) for bit, count in loads.items()}
+        return {bit: Reach(runs[bit], loads.of(bit)) for bit in _bits(loads.any)}
+
+
+class _Tally:
+    """In how many of some masks each bit is, all bits counted at once: a number in binary for each,
+    whose digits of one place are a mask."""
+
+    def __init__(self) -> None:
+        self._places: list[int] = []
+        self.any = 0
+        """Bits that are in one at least."""
+
+    def add(self, mask: int) -> None:
+        self.any |= mask
+        for place, digits in enumerate(self._places):
+            if not mask:
+                return
+            self._places[place], mask = digits ^ mask, digits & mask
+        if mask:
+            self._places.append(mask)
+
+    def of(self, bit: int) -> int:
+        return sum(1 << place for place, digits in enumerate(self._places) if digits & bit)
 
 
 def _clear(masks: dict[bytes, int], block: bytes, bit: int) -> None:

@@ -247,14 +247,18 @@ def _reach(ask: Ask, worker: Worker, rates: Rates) -> tuple[int, int, int]:
         return cached, uncached, 0
     reach = min(below.blocks, _full(ask, worker)) * worker.block_size
     loaded = min(below.loads * worker.block_size, reach)
-    if loaded / _loads_per_s(worker, rates) > (reach - cached) / rates.prefill_tokens_per_s:
+    if _load_s(worker, rates, loaded) > (reach - cached) / rates.prefill_tokens_per_s:
         return cached, uncached, 0
     return reach, ask.prompt_tokens - reach, loaded
 
 
-def _loads_per_s(worker: Worker, rates: Rates) -> float:
-    """Tokens from its disk."""
-    return worker.load.load_tokens_per_s or rates.prefill_tokens_per_s * PRIOR_LOADS_FASTER
+def _load_s(worker: Worker, rates: Rates, tokens: int) -> float:
+    """Until so many have come from its disk."""
+    if not tokens:
+        return 0.0
+    load = worker.load
+    loads_per_s = load.load_tokens_per_s or rates.prefill_tokens_per_s * PRIOR_LOADS_FASTER
+    return load.load_delay_s + tokens / loads_per_s
 
 
 def _full(ask: Ask, worker: Worker) -> int:
@@ -267,7 +271,7 @@ def _prefill_s(ask: Ask, worker: Worker, rates: Rates) -> float:
     share = worker.load.prompt_share or 1.0  # the rest of the time is for those that decode there
     _, uncached, loaded = _reach(ask, worker, rates)
     computing_s = (queued + uncached) / (rates.prefill_tokens_per_s * share)
-    return computing_s + loaded / _loads_per_s(worker, rates)
+    return computing_s + _load_s(worker, rates, loaded)
 
 
 def _decode_s(ask: Ask, worker: Worker, rates: Rates) -> float:

@@ -19,7 +19,7 @@ from services.router.block_index import BlockIndex, Holder
 from services.router.breaker import Breaker, State
 
 _SLICE = 1024  # block hashes taken or freed in one turn of the loop, well under a millisecond
-_NEWS_TO_SHOW = 2  # news until a sent request is surely part of the reported load
+_NEWS_TO_SHOW = 2  # news of its load until a sent request is surely part of the reported load
 
 PREFILL_ROLES = ("prefill", "both")
 DECODE_ROLES = ("decode", "both")
@@ -276,9 +276,9 @@ class Workers:
             self._tell_change()
         if news.HasField("load"):
             worker.learn(news.load)
-        for sent in worker.unseen:
-            sent.news_left -= 1
-        worker.unseen = [sent for sent in worker.unseen if sent.news_left > 0]
+            for sent in worker.unseen:
+                sent.news_left -= 1
+            worker.unseen = [sent for sent in worker.unseen if sent.news_left > 0]
         if news.snapshot:
             worker.events.clear()
             self.index.remove(worker.holder)

@@ -1,9 +1,12 @@
 """What a worker tells its routers with every step: its load, and which KV blocks it holds."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from protos import worker_pb2
 from services.worker.engine import KvEvents, Load, ModelInfo
+
+_PIECE = 16_384
+"""Blocks on disk that are told of at once, at most: there may be millions."""
 
 
 class News:
@@ -21,13 +24,23 @@ class News:
         )
 
     def snapshot(self) -> bytes:
-        """All that a newly attached router must know."""
+        """All that a newly attached router must know, but for blocks on disk."""
         events = [worker_pb2.BlockEvents(stored=True, hashes=b"".join(self._held))]
         news = worker_pb2.WorkerNews(load=self._load, snapshot=True, events=events)
-        if self._below:
-            news.below.add(stored=True, hashes=b"".join(self._below))
         news.adapters.CopyFrom(self._adapters)
         return news.SerializeToString()
+
+    def below(self) -> Iterator[bytes]:
+        """What is on disk now, in pieces: each without what has gone by the time it is made."""
+        known = list(self._below)
+        return (
+            self._still_below(known[at : at + _PIECE]).SerializeToString()
+            for at in range(0, len(known), _PIECE)
+        )
+
+    def _still_below(self, hashes: list[bytes]) -> worker_pb2.WorkerNews:
+        there = b"".join(one for one in hashes if one in self._below)
+        return worker_pb2.WorkerNews(below=[worker_pb2.BlockEvents(stored=True, hashes=there)])
 
     def of_adapters(self, digests: Iterable[str]) -> bytes:
         """These can be computed with now, and no others."""
@@ -50,6 +63,7 @@ class News:
             decode_step_ms=load.decode_step_ms,
             prompt_share=load.prompt_share,
             load_tokens_per_s=load.load_tokens_per_s,
+            load_delay_s=load.load_delay_s,
         )
         news = worker_pb2.WorkerNews(load=self._load)
         for told, held, changes in (

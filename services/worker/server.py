@@ -102,6 +102,7 @@ class WorkerService(Service):
             self._handle,
             vitals=self._vitals,
             snapshot=lambda: [self._news.snapshot()],
+            more=lambda: self._news.below(),
             max_requests=_MAX_REQUESTS,
         )
         self._links.add_to(server)

@@ -55,7 +55,12 @@ class WorkerSettings(ServiceSettings):
         "again, for all workers of the host; a relative one lies in the data directory; empty: "
         "they are gone. From KV a prompt can be told: keep it where prompts may lie",
     )
-    kv_disk_bytes: int = Field(8 * 2**30, gt=0, description="of that folder, of all models")
+    kv_disk_bytes: int = Field(
+        8 * 2**30,
+        gt=0,
+        description="of that folder, of all models; of workers that share one and have several, "
+        "each keeps the folder within its own, so the least holds",
+    )
     max_batched_tokens: int = Field(512, gt=0, description="token budget of one engine step")
     target_itl_ms: float = Field(
         0,

@@ -326,6 +326,7 @@ class Engine:
             decode_step_ms=meter.decode_step_ms,
             prompt_share=scheduler.prompt_share,
             load_tokens_per_s=self.loader.tokens_per_s if self.loader else 0.0,
+            load_delay_s=self.loader.tier.pace.delay_s if self.loader else 0.0,
         )
 
     def snapshot(self) -> list[bytes]:

@@ -150,6 +150,8 @@ class Load(NamedTuple):
     """Of the time, what prompts get beside those that decode now: 1 if nobody does."""
     load_tokens_per_s: float = 0.0
     """Of blocks that come from below the device; 0: not yet known."""
+    load_delay_s: float = 0.0
+    """Before they do."""
 
 
 @dataclass(slots=True)

@@ -60,6 +60,28 @@ def test_a_disk_that_fails_is_complained_of_once_until_it_works(
     tier.close()
 
 
+def test_many_that_came_or_went_are_told_by_and_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(tmp_path)
+    put(first, *range(9))
+    first.close()
+    monkeypatch.setattr(disk, "_TOLD", 4)
+    tier = make(tmp_path)
+    put(tier, 100)
+    tier.forget([name_of(3)])
+    told = []
+    while tier.has_events:
+        told.append(tier.take_events())
+    assert len(told) >= 3
+    assert all(sum(len(event.hashes) for event in events) <= 4 for events in told)
+    held: set[bytes] = set()
+    for event in (event for events in told for event in events):
+        (held.update if event.stored else held.difference_update)(event.hashes)
+    assert held == {name_of(n)[0] for n in (*range(9), 100) if n != 3}
+    tier.close()
+
+
 def test_the_bytes_of_other_models_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

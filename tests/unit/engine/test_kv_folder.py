@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from services.worker.engine.kv_tiers import folder as folder_module
+from services.worker.engine.kv_tiers import own_files
 from services.worker.engine.kv_tiers.folder import DIGEST_BYTES, Folder, Name
 
 SIZE = 4096
@@ -281,7 +282,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, "no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder_module.Path, "rename", full)
+        patch.setattr(own_files.Path, "rename", full)
         with pytest.raises(OSError, match="no space"):
             folder.write(name_of(1), content_of(1))
     assert not files(tmp_path)
@@ -289,14 +290,40 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert folder.write(name_of(1), content_of(1))
 
 
-def test_a_file_system_without_locks_costs_no_descriptor(
+def without(*_: object) -> None:
+    raise OSError(errno.ENOLCK, "no locks available")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def without(*_: object) -> None:
+        raise OSError(number, "as the system says it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(own_files.fcntl, "flock", without)
+        with pytest.raises(OSError, match=r"no file locks \(flock\).*/kv"):
+            make(tmp_path / "kv")
+    assert not files(tmp_path)
+    make(tmp_path / "kv")
+    assert not files(tmp_path)
+
+
+def test_a_disk_that_is_full_is_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It may have room again."""
+
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(own_files.tempfile, "TemporaryFile", full)
+    assert make(tmp_path).read(name_of(1)) is None
+
+
+def test_locks_that_go_cost_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which a process has so many, and the engine needs some."""
-
-    def without(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "no locks available")
-
     folder, held, real_open, real_close = make(tmp_path), set[int](), os.open, os.close
 
     def opens(path: object, *rest: int) -> int:
@@ -310,9 +337,9 @@ def test_a_file_system_without_locks_costs_no_descriptor(
         real_close(file)
         held.discard(file)
 
-    monkeypatch.setattr(folder_module.os, "open", opens)
-    monkeypatch.setattr(folder_module.os, "close", closes)
-    monkeypatch.setattr(folder_module.fcntl, "flock", without)
+    monkeypatch.setattr(own_files.os, "open", opens)
+    monkeypatch.setattr(own_files.os, "close", closes)
+    monkeypatch.setattr(own_files.fcntl, "flock", without)
     with pytest.raises(OSError, match="no locks"):
         folder.write(name_of(1), content_of(1))
     assert not held
@@ -382,7 +409,7 @@ def test_what_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
-from services.worker.engine.kv_tiers import folder as folder_module
+from services.worker.engine.kv_tiers import own_files
 from tests.unit.engine.test_kv_folder import content_of, make, name_of
 
 def stop(begun, path):
@@ -391,7 +418,7 @@ def stop(begun, path):
 
 root, limit, first, end, stops = sys.argv[1:]
 if stops:
-    folder_module.Path.rename = stop
+    own_files.Path.rename = stop
 folder = make(Path(root), int(limit))
 for number in range(int(first), int(end)):
     folder.write(name_of(number), content_of(number))

@@ -115,6 +115,8 @@ def test_what_loading_took_is_learned_and_told(
     assert pace(engine).block_s == pytest.approx(0.5)
     assert pace(engine).delay_s >= 0
     assert engine.load().load_tokens_per_s == pytest.approx(SIZE / 0.5)
+    pace(engine).delay_s = 0.25
+    assert engine.load().load_delay_s == 0.25
 
 
 def test_where_one_waited_in_vain_the_next_does_not(

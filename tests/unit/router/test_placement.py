@@ -110,6 +110,24 @@ def test_what_a_worker_would_rather_compute_counts_as_if_it_were_not_on_disk():
     assert plan.ttft_s == pytest.approx(200 / 2000 + 640 / 2001)
 
 
+def test_a_slow_disk_is_left_for_who_computes_sooner():
+    """By what passes before blocks come, too, which weighs the more the fewer they are."""
+    disk, other = worker(0, load_tokens_per_s=1e12, load_delay_s=0.3), worker(1)
+    below = {disk.holder.bit: Reach(60, 60)}
+    plan = place(replace(ASK, below=below), [other, disk]).plan
+    assert plan.decode is disk
+    assert plan.ttft_s == pytest.approx(40 / 2000 + 0.3)
+    below = {disk.holder.bit: Reach(30, 30)}
+    placement = place(replace(ASK, below=below), [disk, other])
+    assert {one.cached_tokens for one in placement.candidates} == {0}
+    queued = worker(2, queued_prefill_tokens=800)
+    below = {queued.holder.bit: Reach(60, 60)}
+    queued.load.load_tokens_per_s, queued.load.load_delay_s = 1e9, 0.2
+    assert place(replace(ASK, below=below), [queued, other]).plan.decode is other
+    queued.load.load_delay_s = 0.01
+    assert place(replace(ASK, below=below), [queued, other]).plan.decode is queued
+
+
 def test_loading_is_in_nobodys_way():
     """Other than a prompt that is computed: those who decode there do not wait for it."""
     one = worker(0, running=8, load_tokens_per_s=2000)

@@ -56,10 +56,28 @@ async def test_what_is_on_disk_is_told_apart(workers: Workers) -> None:
     bit = workers._of(one).holder.bit
     assert workers.index.match(chain) == {bit: 1000}
     assert workers.index.match_below(chain) == {bit: (2000, 1000)}
+    piece = worker_pb2.WorkerNews()
+    piece.below.add(stored=True, hashes=chain[2000])
+    workers._on_news(one, piece.SerializeToString())
+    await until(lambda: workers._chores is None)
+    assert workers.index.match_below(chain) == {bit: (3000, 2000)}
     workers._on_news(one, news(chain[:10], snapshot=True))
     await until(lambda: workers._chores is None)
     assert workers.index.match_below(chain) == {}
     assert len(workers.index) == 10
+
+
+async def test_news_without_a_load_show_nothing_of_what_was_sent(workers: Workers) -> None:
+    one = peer()
+    worker, bare, load = workers._of(one), worker_pb2.WorkerNews(), worker_pb2.WorkerNews()
+    load.load.SetInParent()
+    worker.sent(100)
+    for _ in range(5):
+        workers._on_news(one, bare.SerializeToString())
+    assert len(worker.unseen) == 1
+    for left in (1, 0):
+        workers._on_news(one, load.SerializeToString())
+        assert len(worker.unseen) == left
 
 
 async def test_a_snapshot_forgets_what_was_known_and_what_was_still_to_be_taken_in(
@@ -170,14 +188,14 @@ async def test_what_was_sent_counts_until_two_news_have_come() -> None:
     pool = Pool()
     worker = pool.worker("w")
     first = worker.sent(100)
-    pool.tell(worker.peer)
+    pool.tell(worker.peer, load=worker_pb2.Load())
     second = worker.sent(200)
     waits = worker.sent(300, until_answered=True)
     assert worker.unseen == [first, second, waits]
-    pool.tell(worker.peer)
+    pool.tell(worker.peer, load=worker_pb2.Load())
     assert worker.unseen == [second, waits]
     for _ in range(5):
-        pool.tell(worker.peer)
+        pool.tell(worker.peer, load=worker_pb2.Load())
     assert worker.unseen == [waits]
     other = worker.sent(400, until_answered=True)
     worker.answered(other)

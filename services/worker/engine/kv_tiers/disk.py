@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _BETWEEN_BYTES = 64 * 2**20
 """That are read and not taken, or taken and not written, at most; or one block."""
+_TOLD = 16_384
+"""Blocks that came or went are told of at once, at most: at the beginning there may be millions."""
 _LOOK_S = 2.0
 """What others of the host have written is learned so often."""
 _ENDS_S = 2.0
@@ -55,7 +57,7 @@ class DiskTier:
         self._hangs = False
         self.counts = TierCounts()
         self.pace = Pace()
-        self._events: list[KvEvents] = []
+        self._events: deque[KvEvents] = deque()
         self._told: deque[Callable[[], Arrived | None]] = deque()
         """By the threads: what the engine's is to take in."""
         self._most = max(1, _BETWEEN_BYTES // folder.block_bytes)
@@ -161,8 +163,11 @@ class DiskTier:
         return bool(self._events or self._told)
 
     def take_events(self) -> list[KvEvents]:
-        """What changed in `snapshot` since the last call."""
-        events, self._events = self._events, []
+        """What came and went since the last call; of much the rest is for the next ones."""
+        events: list[KvEvents] = []
+        left = _TOLD
+        while self._events and (left := left - len(self._events[0].hashes)) >= 0:
+            events.append(self._events.popleft())
         return events
 
     def close(self) -> None:
@@ -188,8 +193,9 @@ class DiskTier:
 
     def _change(self, stored: bool, names: list[Name]) -> None:
         (self._known.update if stored else self._known.difference_update)(names)
-        if hashes := [block_hash for block_hash, group in names if not group]:
-            self._events.append(KvEvents(stored, hashes))
+        hashes = [block_hash for block_hash, group in names if not group]
+        for at in range(0, len(hashes), _TOLD):
+            self._events.append(KvEvents(stored, hashes[at : at + _TOLD]))
 
     def _wrote(self, name: Name, failed: bool, new: bool) -> None:
         self._on_way.discard(name)

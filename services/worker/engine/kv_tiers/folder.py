@@ -7,36 +7,41 @@ hash). XX is the first byte of HASH. The digest in a file is of its kind, its na
 one that was torn, changed or renamed is none. The digest has no key: what is read must be a file
 of our own user, in folders that nobody else may write to.
 
-Any number of processes share ROOT, and may be killed at any time. A file is written under a name of
-its own, whose lock its writer holds, and renamed: whoever finds a name finds a whole file, unless
-the machine itself went down. A name whose lock is free is a dead writer's, and removed. Whoever
-writes makes room: of all kinds the files go first that were written or read longest ago; also
-where the disk is nearly full, whoever filled it, for all else on it is worth more. Each process
-counts what there is, not what it wrote, so the bound holds for all together, but for what
-others write between its look and its writing. And no kind has more than `MOST_BLOCKS`: each router
-is told the name of each, and all at once by a worker that it meets.
+Any number of processes share ROOT, and may be killed at any time: whoever finds a name finds a
+whole file (own_files.py), unless the machine itself went down. Whoever writes makes room: of all
+kinds the files go first that were written or read longest ago; also where the disk is nearly full,
+whoever filled it, for all else on it is worth more. Each process counts what there is, not what it
+wrote, so the bound holds for all together, but for what others write between its look and its
+writing; of several bounds the least. And no kind has more than `MOST_BLOCKS`.
 """
 
 import errno
-import fcntl
 import os
 import re
 import stat
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from services.worker.engine.kv_tiers.own_files import (
+    BEGUN,
+    is_own,
+    make_own,
+    refuse_without_locks,
+    sweep,
+    write_whole,
+)
+
 Name = tuple[bytes, int]
 """A block's hash and its KV group (kv_groups.py)."""
 DIGEST_BYTES = 32
 MOST_BLOCKS = 2**20
-"""Of one kind. Their hashes are 16 MiB, half of what a link to a router may gather."""
+"""Of one kind: a router keeps some 100 bytes for each, and for each worker that may have it."""
 _KIND, _SHELF = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{2}")
-_BLOCK, _BEGUN = re.compile("([0-9a-f]{32})-([0-9]{1,4})"), re.compile(r"\.[0-9a-f]{32}")
+_BLOCK = re.compile("([0-9a-f]{32})-([0-9]{1,4})")
 _MORE = 1 / 16
 """Of the bound: so much more room is made than is needed, to have some for a while."""
 _SPARE, _SPARE_BYTES = 1 / 20, 2**30
@@ -59,7 +64,7 @@ class Folder:
 
     def __init__(self, root: Path, kind: str, block_bytes: int, limit: int) -> None:
         """`limit`: bytes of all files under `root`. Raises OSError, also for a folder that others
-        may write to, and ValueError for a limit of less than a block."""
+        may write to or that has no file locks, and ValueError for a limit of less than a block."""
         if limit < block_bytes + DIGEST_BYTES:
             raise ValueError(f"kv_disk_bytes {limit} is less than one block ({block_bytes})")
         self.root, self.limit, self.block_bytes = root, limit, block_bytes
@@ -73,8 +78,9 @@ class Folder:
         self.held_bytes = 0
         """Of all kinds, as far as is known."""
         self._shelves: dict[str, _Shelf] = {}
-        _make_own(root)
-        _make_own(root / self.kind)
+        make_own(root)
+        make_own(root / self.kind)
+        refuse_without_locks(root / self.kind)
 
     def read(self, name: Name) -> bytearray | None:
         """The block; None if there is none, or what is there is not it, which is then removed.
@@ -101,7 +107,7 @@ class Folder:
     def _content(self, file: int, name: Name) -> bytearray | None:
         """Of a file of our own that is the block, and whole."""
         found, size = os.fstat(file), DIGEST_BYTES + self.block_bytes
-        if not (_is_own(found) and stat.S_ISREG(found.st_mode) and found.st_size == size):
+        if not (is_own(found) and stat.S_ISREG(found.st_mode) and found.st_size == size):
             return None
         digest, content = bytearray(DIGEST_BYTES), bytearray(self.block_bytes)
         came = os.readv(file, [digest, content])
@@ -134,9 +140,9 @@ class Folder:
                 self._note(name, found.st_size)
                 return False
         for folder in (self.root, self.root / self.kind, path.parent):
-            _make_own(folder)
+            make_own(folder)
         self._make_room(size)
-        _write_whole(path, self._digest(name, content), content)
+        write_whole(path, self._digest(name, content), content)
         self._note(name, size)
         return True
 
@@ -247,21 +253,6 @@ class Folder:
         return found.digest()
 
 
-def _is_own(found: os.stat_result) -> bool:
-    """Whether nobody else can have written it."""
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _make_own(folder: Path) -> None:
-    """A folder that only our user may write to. Raises OSError if it is another one's."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if not _is_own(found):
-        whose = f"user {found.st_uid}'s and {stat.filemode(found.st_mode)}"
-        words = f"{whose}; it is to be user {os.geteuid()}'s, and nobody else may write there"
-        raise PermissionError(errno.EPERM, words, str(folder))
-
-
 def _folders(path: Path, named: "re.Pattern[str]") -> list[str]:
     with suppress(FileNotFoundError, PermissionError), os.scandir(path) as entries:
         return [
@@ -278,56 +269,13 @@ def _read_shelf(path: Path, changed_ns: int) -> _Shelf:
     with os.scandir(path) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
-                if _BEGUN.fullmatch(entry.name):
-                    _sweep(Path(entry.path))
+                if BEGUN.fullmatch(entry.name):
+                    sweep(Path(entry.path))
                 elif _BLOCK.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                     shelf.sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
     if time.time_ns() - changed_ns > _SETTLED_NS:
         shelf.changed_ns = changed_ns
     return shelf
-
-
-def _sweep(begun: Path) -> None:
-    """Removes what a writer left that is no more."""
-    with suppress(OSError):  # some file systems lock what is open for writing alone
-        file = os.open(begun, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            begun.unlink(missing_ok=True)
-        finally:
-            os.close(file)
-
-
-def _write_whole(path: Path, *parts: bytes | bytearray | memoryview) -> None:
-    begun, file = _begin(path.parent)
-    try:
-        with open(file, "wb", buffering=0, closefd=False) as raw:
-            for part in parts:
-                rest = memoryview(part)
-                while rest:
-                    rest = rest[raw.write(rest) :]
-        begun.rename(path)
-    except BaseException:
-        begun.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(file)
-
-
-def _begin(shelf: Path) -> tuple[Path, int]:
-    """A new file that is locked as long as its descriptor is open."""
-    while True:
-        begun = shelf / f".{uuid.uuid4().hex}"
-        file = os.open(begun, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if begun.exists():
-                return begun, file
-        except BaseException:  # some file systems have no locks
-            os.close(file)
-            begun.unlink(missing_ok=True)
-            raise
-        os.close(file)  # it was swept between the two
 
 
 def _name(file: str) -> Name:
