@@ -59,16 +59,17 @@ def text_digest(folder: Path) -> str:
     return found.hexdigest()
 
 
-def digest(folder: Path, quantization: str = "") -> str:
+def digest(folder: Path, quantization: str = "auto") -> str:
     """Tells checkpoints apart, in well under a second whatever their size: of what tokenizers read
     all, of the weights their names, sizes and pieces all over each file, headers included. Training
     changes every weight; it is not proof against who forges one. `quantization`: what weights are
-    rounded to when they are loaded, if they are. 16 hex digits. Raises OSError.
+    rounded to when they are loaded; "auto": they are not. 16 hex digits. Raises OSError.
     """
     found = blake2b(text_digest(folder).encode(), digest_size=8)
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob(GGUF)]):
         found.update(sampled(path))
-    found.update(quantization.encode())
+    if quantization != "auto":
+        found.update(quantization.encode())
     return found.hexdigest()
 
 

@@ -208,5 +208,4 @@ class WorkerService(Service):
 def _checkpoint(model: ModelSpec, folder: Path, quantization: str) -> Checkpoint:
     """Raises OSError. Weights that are rounded when they are loaded make another checkpoint of it:
     no request goes on with them that others began, and no KV goes from one to the other."""
-    as_loaded = digest(folder) if quantization == "auto" else digest(folder, quantization)
-    return Checkpoint(model.name, as_loaded, text_digest(folder), model.path)
+    return Checkpoint(model.name, digest(folder, quantization), text_digest(folder), model.path)

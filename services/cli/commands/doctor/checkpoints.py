@@ -36,7 +36,8 @@ def _check(model: ModelSpec, settings: Settings) -> Finding:
         check_engines(model, folder, settings)
     except RuntimeError as error:
         return failed(about, str(error), "correct that setting")
-    return ok(about, f"{folder} can be read, {digest(folder)}")
+    (quantization,) = {settings.of_worker(model, pool).worker.quantization for pool in model.pools}
+    return ok(about, f"{folder} can be read, {digest(folder, quantization)}")
 
 
 def _embeddings(settings: Settings) -> Finding:
