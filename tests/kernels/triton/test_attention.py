@@ -76,14 +76,17 @@ def test_of_a_window_what_lies_before_is_not_seen(window: int) -> None:
     compare(case, queries(case, 4, 16, torch.float32), window)
 
 
+@each_dtype
 @pytest.mark.parametrize("stored", [*FURTHEST, INT4])
-def test_mixed_batches_of_few_bits(stored: torch.dtype) -> None:
+def test_mixed_batches_of_few_bits(stored: torch.dtype, dtype: torch.dtype) -> None:
     torch.manual_seed(3)
-    case = paged(
-        [1, 1, 9, 33], [300, 5, 80, 33], 2, 32, stored=stored, queries=prefill.queries_per_tile(3)
-    )
-    q = queries(case, 6, 32, torch.float32)
-    assert not torch.allclose(compare(case, q), compare(case, q, cap=0.5))
+    lens, lengths = [1, 1, 9, 33], [300, 5, 80, 33]
+    size = prefill.queries_per_tile(3)
+    case = paged(lens, lengths, 2, 32, dtype=dtype, stored=stored, queries=size)
+    q = queries(case, 6, 32, dtype)
+    plain = compare(case, q)
+    assert not torch.allclose(plain, compare(case, q, cap=0.5))
+    assert not torch.allclose(plain, compare(case, q, window=20))
 
 
 def test_a_rows_result_does_not_depend_on_its_batch() -> None:

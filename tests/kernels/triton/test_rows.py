@@ -118,3 +118,21 @@ def test_rotary_and_store(
         torch.testing.assert_close(found.scales[places], expected.scales[places])
     else:
         close(found.values[places], expected.values[places])
+
+
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.int8, INT4])
+def test_bfloat16_is_stored_in_few_bits(stored: torch.dtype) -> None:
+    """The reference rounds to bfloat16 before, and so to the next number of few bits at times."""
+    torch.manual_seed(3)
+    case = paged([1, 4, 2], [9, 11, 2], 3, 24, dtype=torch.bfloat16, stored=stored)
+    qkv = torch.randn(7, 15 * 24).bfloat16()
+    angles = torch.randn(20, 12)
+    to = ((angles.cos(), angles.sin()), case.batch.positions, case.batch.slots)
+    expected, found = case.copy(), case.copy()
+    qk_norm = QkNorm(*torch.randn(2, 24).bfloat16(), 1e-6)
+    want = reference.rotary_store(qkv.clone(), *to, expected, qk_norm)
+    close(rotary.rotary_store(qkv.clone(), *to, found, qk_norm), want)
+    size = found.values.shape[3]
+    at = case.batch.slots // size, case.batch.slots % size
+    wide, exact = (reference.load_kv(one, *at, torch.float32) for one in (found, expected))
+    assert (wide - exact).norm() < 0.04 * exact.norm()
