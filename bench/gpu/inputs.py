@@ -148,7 +148,7 @@ def adapted(
         for part, width in enumerate(widths):
             pair = [made(rank, size) for size in (inner, width)]
             held = [F.pad(one, (0, deltas.aligned(one.shape[1]) - one.shape[1])) for one in pair]
-            table[place, part] = torch.tensor([*(one.data_ptr() for one in held), rank])
+            table[place, part, :3] = torch.tensor([*(one.data_ptr() for one in held), rank])
             exact[place].append(Delta(sum(widths[:part]), *pair))
             kept += held
     turns = torch.arange(rows, device=device, dtype=torch.int32) % 9

@@ -19,8 +19,9 @@ from kernels.triton.numbers import product
 
 PARTS = 3
 """Layers that one matrix has at most: queries, keys, values."""
-FIELDS = 3
-"""Of a part at a place: where A is in memory, where B is, how many ranks."""
+FIELDS = 4
+"""Of a part at a place: where A is in memory, where B is, how many ranks, and nothing, so that all
+matrices' tables begin at multiples of 16 bytes: one kernel is compiled for them."""
 _FEW_ROWS = 256
 _ALIGNED = 16
 """Numbers: rows of A and B begin at multiples of it."""
@@ -84,6 +85,7 @@ def shrink_kernel(
     RANKS: tl.constexpr,
     STEP: tl.constexpr,
     LAYERS: tl.constexpr,
+    FIELDS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """low [PIECES, rows, LAYERS, MOST_RANKS] = x [rows, inner] times A^T, by pieces of inner; of an
@@ -101,7 +103,7 @@ def shrink_kernel(
     place, number = tl.max(left, 0), 0
     while place >= 0:
         own = left == place
-        entry = table + place.to(tl.int64) * place_stride + layer * 3
+        entry = table + place.to(tl.int64) * place_stride + layer * FIELDS
         ranks = tl.load(entry + 2).to(tl.int32)
         mine = number % tl.num_programs(2) == tl.program_id(2)
         if mine & (tile * RANKS < ranks):
@@ -140,6 +142,7 @@ def expand_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     LAYERS: tl.constexpr,
+    FIELDS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """y [rows, widths] += low [PIECES, rows, LAYERS, MOST_RANKS], summed over pieces, times B^T."""
@@ -158,7 +161,7 @@ def expand_kernel(
     place, number = tl.max(left, 0), 0
     while place >= 0:
         own = left == place
-        entry = table + place.to(tl.int64) * place_stride + layer * 3
+        entry = table + place.to(tl.int64) * place_stride + layer * FIELDS
         ranks = tl.load(entry + 2).to(tl.int32)
         mine = number % tl.num_programs(2) == tl.program_id(2)
         if mine & (ranks > 0) & (begin < width):
@@ -201,6 +204,7 @@ def add_deltas(y: Tensor, x: Tensor, of: Rows, deltas: Deltas) -> None:
         "PIECES": pieces,
         "ROWS": sizes.rows,
         "LAYERS": layers,
+        "FIELDS": FIELDS,
         "WIDE": INTERPRETED,
         "num_warps": 4,
     }

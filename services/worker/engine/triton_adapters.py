@@ -60,7 +60,7 @@ class TritonAdapters:
                 if lora := adapter.modules.get(name):
                     down, up = self._laid(lora.down), self._laid(lora.up)
                     starts = end, end + len(down)
-                    entries[matrix, layer] = torch.tensor((*starts, len(lora.up)))
+                    entries[matrix, layer, :3] = torch.tensor((*starts, len(lora.up)))
                     pieces += [down, up]
                     end = starts[1] + len(up)
         content = torch.cat(pieces)

@@ -36,7 +36,9 @@ class Case:
             for part, (ranks, width) in enumerate(zip(of_parts, widths, strict=False)):
                 down, up = (torch.randn(ranks, n) / 4 for n in (inner, width))
                 held = [self._laid(one.to(dtype)) for one in (down, up)]
-                self.table[place, 1, part] = torch.tensor([*(h.data_ptr() for h in held), ranks])
+                self.table[place, 1, part, :3] = torch.tensor(
+                    [*(h.data_ptr() for h in held), ranks]
+                )
                 self.expected.setdefault(place, []).append(
                     Delta(first, *(one.to(dtype) for one in (down, up)))
                 )
