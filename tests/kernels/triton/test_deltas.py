@@ -52,7 +52,6 @@ class Case:
         return self.kept[-1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "places",
     [
@@ -64,7 +63,12 @@ class Case:
     ids=["one", "few", "many", "none"],
 )
 @pytest.mark.parametrize(
-    ("widths", "inner"), [([160, 24, 24], 200), ([136, 136], 64), ([48], 1100)]
+    ("widths", "inner", "dtype"),
+    [
+        ([160, 24, 24], 200, torch.float32),
+        ([136, 136], 64, torch.bfloat16),
+        ([48], 1100, torch.float32),
+    ],
 )
 def test_rows_get_what_their_adapters_add(
     widths: list[int], inner: int, places: list[int], dtype: torch.dtype
