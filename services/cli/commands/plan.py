@@ -65,8 +65,6 @@ def gpus(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(_beyond(words, model.context))
     costs = Costs(model, arguments.precision, _kv_format(arguments, model))
     of_type = device(arguments.gpu)
-    if arguments.precision == "fp8" and not of_type.fp8_flop_per_s:
-        raise ValueError(f"--precision fp8: --gpu {arguments.gpu} has no such numbers")
     replica = narrowest(costs, of_type, load)
     if replica is None or replica.width > arguments.gpus:
         least = f"{replica.width} are" if replica else f"not even {WIDTHS[-1]} would be"
@@ -110,7 +108,7 @@ def _fleet(arguments: argparse.Namespace, replica: Replica, load: Load) -> dict[
             "ran on GPUs; what they tell one another is not counted"
         )
     if arguments.precision not in ("float32", "bfloat16"):
-        notes.append(f"this version has no weights in {arguments.precision} on GPUs")
+        notes.append(f"weights in {arguments.precision} never ran on a GPU")
     if notes:
         found["note"] = "; ".join(notes)
     return found

@@ -72,10 +72,7 @@ class Replica:
 
     def _seconds(self, flop: float, read: float, efficiency: float) -> float:
         """Operations and bytes go on at once: the longer of the two."""
-        rate = self.device.flop_per_s
-        if self.costs.precision == "fp8":
-            rate = self.device.fp8_flop_per_s or rate
-        longer = max(flop / rate, read / self.device.bytes_per_s)
+        longer = max(flop / self.device.flop_per_s, read / self.device.bytes_per_s)
         return longer / (self.width * efficiency)
 
 

@@ -13,6 +13,7 @@ from services.worker.engine.checkpoint import check_weights
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cpu_runner import check_fits
 from services.worker.engine.draft_model import with_room
+from services.worker.engine.formats.choice import check_on_gpu
 from services.worker.engine.model_config import ModelConfig, UnsupportedModel
 from services.worker.engine.models.registry import read_config
 from services.worker.engine.parallel.shard import Shard, check_cut
@@ -113,6 +114,9 @@ def _check_quantization(config: EngineConfig, shard: Shard) -> None:
     draft = config.draft_model
     models = {"": shard} | ({"draft_model: ": Shard(read_config(draft))} if draft else {})
     for whose, one in models.items():
+        if config.on_triton:
+            check_on_gpu(config.quantization, one)
+            continue
         try:
             check_fits(config, one)
         except Unavailable as error:

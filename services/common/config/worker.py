@@ -23,8 +23,8 @@ class WorkerSettings(ServiceSettings):
     quantization: Literal["auto", "int8", "int4", "fp8", "w8a8"] = Field(
         "auto",
         description="of the weights; auto: as the checkpoint has them; else rounded when they are "
-        "loaded, on a CPU: `int8` and `fp8`, half of bfloat16's bytes; `w8a8`, as int8, and so is "
-        "what meets them; `int4`, some 0.3 of them",
+        "loaded, by the kernels of a CPU or of a GPU, not PyTorch: `int8` and `fp8`, half of "
+        "bfloat16's bytes; `w8a8`, as int8, and so is what meets them; `int4`, some 0.3 of them",
     )
     kernels: Literal["auto", "reference", "triton", "avx2", "avx512", "avx512_bf16"] = Field(
         "auto",

@@ -33,10 +33,10 @@ class EngineConfig:
     """auto: the checkpoint's own where the device computes in it, or float32 for float16, whose
     values it holds all. On a CPU without bfloat16's dot product: float32."""
     quantization: Quantization = "auto"
-    """Of matrices. auto: as the checkpoint has them; else rounded when they are loaded (decision
-    0061), on the C++ kernels of a CPU: int8 or e4m3 with a scale for each row, int4 with one for
-    each 32 of a row, and embeddings and heads int8. w8a8: int8, and what meets such matrices too,
-    with a scale for each token (decision 0077)."""
+    """Of matrices. auto: as the checkpoint has them; else rounded when they are loaded (decisions
+    0061, 0080), not on PyTorch: int8 or e4m3 with a scale for each row, int4 with one for each 32
+    of a row, and embeddings and heads int8. w8a8: int8, and what meets such matrices too, with a
+    scale for each token (decision 0077)."""
     kernels: str = "auto"
     """On a CPU: an instruction set of kernels/cpu; on an NVIDIA GPU: "triton"; on any: "reference",
     which is PyTorch. auto: the best."""
@@ -184,12 +184,11 @@ class EngineConfig:
             raise ValueError(f"device must be cpu, cuda or cuda:NUMBER, is {self.device!r}")
         if self.kernels in CPU_KERNELS and self.device != "cpu":
             raise ValueError(f"kernels {self.kernels!r} are a CPU's, device is {self.device!r}")
-        if self.quantization != "auto":
-            needs = f"quantization {self.quantization!r} needs the C++ kernels of a CPU"
-            if self.device != "cpu":
-                raise ValueError(f"{needs}, device is {self.device!r}")
-            if self.kernels not in ("auto", *CPU_KERNELS):
-                raise ValueError(f"{needs}, kernels are {self.kernels!r}")
+        if self.quantization != "auto" and self.kernels == "reference":
+            raise ValueError(
+                f"quantization {self.quantization!r} needs the C++ kernels of a CPU or a GPU's "
+                "'triton', kernels are 'reference'"
+            )
         self._check_ranks()
         if self.kv_format not in KV_FORMATS:
             raise ValueError(

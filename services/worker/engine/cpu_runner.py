@@ -19,6 +19,7 @@ from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
 from services.worker.engine.cpu_cache import CpuCache
 from services.worker.engine.cpu_weights import CpuWeights
+from services.worker.engine.formats.choice import widths
 from services.worker.engine.grammar.library import Words
 from services.worker.engine.kv_groups import block_layers, places
 from services.worker.engine.model_config import ModelConfig
@@ -49,21 +50,18 @@ def check_fits(config: EngineConfig, shard: Shard) -> None:
     for name, size, multiple in (
         ("head_dim", model.head_dim, PANEL),
         ("block_size", config.block_size, PANEL),
-        ("hidden_size", model.hidden_size, step),
-        ("num_attention_heads * head_dim", model.num_heads * model.head_dim, step),
-        ("intermediate_size", model.intermediate_size, step),
-        *_of_experts(model, step),
+        *((name, size, step) for name, size in widths(model)),
+        *_of_experts(model),
     ):
         if size % multiple:
             raise Unavailable(f"{name} {size}{whose} is no multiple of {multiple}")
 
 
-def _of_experts(model: ModelConfig, step: int) -> Iterator[tuple[str, int, int]]:
+def _of_experts(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
     """Each of them has panels of its own."""
     if model.experts is not None:
         yield "hidden_size", model.hidden_size, PANEL
-        yield "features within an expert", model.experts.inner, max(step, PANEL // 2)
-        yield "shared_expert_intermediate_size", model.experts.shared, step
+        yield "features within an expert", model.experts.inner, PANEL // 2
 
 
 def _deltas(config: EngineConfig, weights: CpuWeights) -> Deltas | None:

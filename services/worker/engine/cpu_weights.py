@@ -3,7 +3,6 @@ that its processes share, or in memory where that cannot be."""
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,33 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.cpu.library import Library
-from kernels.cpu.matrix import (
-    NARROW,
-    PANEL,
-    Held,
-    Matrix,
-    elements_of,
-    grouped,
-    in_e4m3,
-    quantized,
-)
+from kernels.cpu.matrix import PANEL, Held, Matrix, elements_of
 from kernels.cpu.memory import HUGE, LINE, huge_bytes, zeros
 from kernels.cpu.program import Format
 from services.worker.engine import packed_file
 from services.worker.engine.checkpoint import Checkpoint, open_checkpoint
 from services.worker.engine.formats import SOURCES
-from services.worker.engine.formats.stored import Floats, Rounding, Stored
-from services.worker.engine.models.parts import is_router
+from services.worker.engine.formats.choice import Choice, narrow_rows, spans, told
+from services.worker.engine.formats.stored import Floats, Stored
 from services.worker.engine.models.registry import build_model
 from services.worker.engine.parallel.shard import Shard
 from services.worker.engine.runner import Dtype
 
 log = logging.getLogger(__name__)
 
-_HEADS = {"lm_head", "score"}
-_ROUNDED: dict[Held, Rounding] = {
-    "int8": quantized, "int4": grouped, "fp8": in_e4m3, "w8a8": quantized,
-}  # fmt: skip
 _PIECE = 4 * HUGE
 """Bytes that a thread packs at a time. Written in whole huge pages, they lie in such in the page
 cache."""
@@ -79,43 +65,29 @@ class _Layout:
         self, number_format: Format, quantization: str, tensors: Mapping[str, Stored]
     ) -> None:
         self._of_rows = "float32" if number_format == "float32" else "uint16"
-        self._matrices: Held = next((one for one in _ROUNDED if one == quantization), "")
-        self._tables: Held = "int8" if self._matrices else ""
-        """Of embeddings and heads, which decide the token."""
+        self._choice = Choice(quantization)
         self._tensors = tensors
         self.parts: dict[tuple[str, ...], _Part] = {}
         self.end = 0
 
     def table(self, name: str, rows: int, width: int) -> None:
-        of_rank = self._tensors[f"{name}.weight"].shape[0]
-        self._add_matrix((f"{name}.weight",), of_rank, width, self._tables, of_rows=False)
+        stored = self._tensors[f"{name}.weight"]
+        held = self._choice.of_table(stored)
+        self._add_matrix((f"{name}.weight",), stored.shape[0], width, held)
 
     def vector(self, name: str, size: int, plus: float = 0.0) -> None:
         self._add_vector((f"{name}.weight",), size, plus)
 
     def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> None:
         names = tuple(f"{name}.weight" for name in layers)
-        rows = sum(self._tensors[name].shape[0] for name in names)
-        is_head = bool(_HEADS & layers.keys())
-        asked = self._tables if is_head else self._matrices
-        if any(map(is_router, layers)):
-            asked = ""
-        self._add_matrix(names, rows, width, asked, of_rows=not is_head)
+        parts = [self._tensors[name] for name in names]
+        rows = sum(stored.shape[0] for stored in parts)
+        self._add_matrix(names, rows, width, self._choice.of_matrix(layers, parts))
         biases = tuple(f"{name}.bias" for name in layers)
         if bias and self._tensors.keys() >= {*biases}:
             self._add_vector(biases, rows)
 
-    def _add_matrix(
-        self, names: tuple[str, ...], n: int, k: int, asked: Held, of_rows: bool
-    ) -> None:
-        """What all its tensors are held in it is in, unless fewer bits are asked for. `of_rows`:
-        what meets it may be rounded, too."""
-        first, *others = (self._tensors[name].held for name in names)
-        in_all: list[Held] = [one for one in first if all(one in other for other in others)]
-        if not of_rows and "w8a8" in in_all:
-            in_all.remove("w8a8")
-        known = [*in_all, asked]
-        held = min(known, key=lambda one: (_bits(one), one not in in_all, one != asked))
+    def _add_matrix(self, names: tuple[str, ...], n: int, k: int, held: Held) -> None:
         dtype = "uint8" if held else self._of_rows
         self._add(_Part(self.end, names, n, k, True, held, dtype, 0.0))
 
@@ -126,11 +98,6 @@ class _Layout:
         if part.names not in self.parts:
             self.parts[part.names] = part
             self.end = -(-part.end // LINE) * LINE
-
-
-def _bits(held: Held) -> int:
-    """Of a number, scales aside."""
-    return NARROW[held].bits if held else 16
 
 
 class CpuWeights:
@@ -154,7 +121,7 @@ class CpuWeights:
             self.format: Format = _format(dtype, tensors)
             layout = _Layout(self.format, quantization, tensors)
             build_model(shard.config, layout)
-            for words in _told(layout, tensors):
+            for words in told(_taken(layout, tensors)):
                 log.warning("%s: %s", directory, words)
             packer = _Packer(library, checkpoint, tensors, layout, threads)
             about = (
@@ -212,21 +179,12 @@ def _format(dtype: Dtype, tensors: Mapping[str, Stored]) -> Format:
     return "bfloat16_weights" if narrow else "float32"
 
 
-def _told(layout: "_Layout", tensors: Mapping[str, Stored]) -> list[str]:
-    """What becomes of matrices whose values are not kept to the bit, those that nobody rounded
-    before aside."""
-    changed: Counter[tuple[str, str]] = Counter()
+def _taken(layout: "_Layout", tensors: Mapping[str, Stored]) -> Iterator[tuple[Stored, str]]:
+    """See `choice.told`."""
     for part in layout.parts.values():
+        wide = "float32" if part.dtype == "float32" else "bfloat16"
         for name in part.names if part.in_panels else ():
-            stored = tensors[name]
-            if stored.is_quantized and part.held not in stored.held:
-                to = part.held or ("float32" if part.dtype == "float32" else "bfloat16")
-                changed[stored.kind, to] += 1
-    return [
-        f"{count} matrices of {kind} are "
-        + (f"rounded again, to {to}" if to in _ROUNDED else f"widened to {to}")
-        for (kind, to), count in sorted(changed.items())
-    ]
+            yield tensors[name], part.held or wide
 
 
 def _take(
@@ -327,15 +285,8 @@ class _Packer:
     def _rows(self, part: _Part, first: int, last: int) -> Iterator[tuple[NDArray[Any], ...]]:
         """Rows [first, last) of the part's tensors, one below the other, and their scales if they
         have some."""
-        above = 0
-        for name in part.names:
-            stored = self._tensors[name]
-            own = max(0, first - above), min(stored.shape[0], last - above)
-            if own[0] < own[1]:
-                if part.held in stored.held:
-                    yield stored.narrow(*own, part.held)
-                elif part.held:
-                    yield stored.rounded(_ROUNDED[part.held], *own)
-                else:
-                    yield ((stored.bfloat16 if part.dtype == "uint16" else stored.float32)(*own),)
-            above += stored.shape[0]
+        for stored, *own in spans((self._tensors[name] for name in part.names), first, last):
+            if part.held:
+                yield narrow_rows(stored, part.held, *own)
+            else:
+                yield ((stored.bfloat16 if part.dtype == "uint16" else stored.float32)(*own),)

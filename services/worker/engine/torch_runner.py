@@ -1,5 +1,6 @@
 """A model on torch tensors, operation by operation: on a device that has no kernels of ours."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -20,6 +21,7 @@ from services.worker.engine.adapters import Adapter
 from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
+from services.worker.engine.formats.choice import told
 from services.worker.engine.grammar.library import Words
 from services.worker.engine.kv_groups import places
 from services.worker.engine.models.registry import Model, build_model
@@ -32,6 +34,8 @@ from services.worker.engine.sampler import SamplingBatch, edit, keep_allowed, sa
 from services.worker.engine.torch_adapters import TorchAdapters
 from services.worker.engine.torch_cache import TorchCache
 from services.worker.engine.torch_weights import DTYPES, STORED, Linear, TorchWeights
+
+log = logging.getLogger(__name__)
 
 
 class TorchRunner:
@@ -47,6 +51,8 @@ class TorchRunner:
         with open_checkpoint(config.model, shard.model) as checkpoint:
             weights = TorchWeights(checkpoint.tensors, dtype, self._device, shard)
             self._model = build_model(model, weights)
+            for words in told(weights.taken):
+                log.warning("%s: %s", config.model, words)
             checkpoint.check_unchanged()
         self.adapters = TorchAdapters(weights.linears, self._device)
         self.info = describe(
@@ -57,7 +63,7 @@ class TorchRunner:
             kv_order="rows",
             threads=torch.get_num_threads(),
             num_parameters=weights.num_parameters,
-            parameter_bytes=weights.num_parameters * dtype.itemsize,
+            parameter_bytes=weights.bytes,
             weights="memory" if self._device.type == "cpu" else str(self._device),
             huge_bytes=0,
             workspace_bytes=None,
@@ -221,7 +227,7 @@ class _Step:
         """Of what linears take: those of tokens, then of wanted ones."""
 
     def embed(self, table: Tensor, scale: float = 1.0) -> Tensor:
-        return self._peers.embed(table, self._ids) * scale
+        return self._peers.embed(table.__getitem__, self._ids) * scale
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return reference.rms_norm(x, weight, epsilon)

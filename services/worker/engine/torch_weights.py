@@ -1,7 +1,5 @@
 """A checkpoint's tensors on a torch device."""
 
-import logging
-from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -11,8 +9,6 @@ from torch import Tensor
 from kernels.kv_layer import INT4
 from services.worker.engine.formats.stored import Stored
 from services.worker.engine.parallel.shard import After, Shard
-
-log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 STORED = DTYPES | {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": INT4}
@@ -39,16 +35,19 @@ class TorchWeights:
     ) -> None:
         self._tensors, self._dtype, self._device = tensors, dtype, device
         self._shard = shard
-        kinds = Counter(stored.kind for stored in tensors.values() if stored.is_quantized)
-        for kind, count in sorted(kinds.items()):
-            log.warning("%d matrices of %s are widened to %s", count, kind, dtype)
         self._made: dict[str, Tensor] = {}
         self.linears: dict[int, Mapping[str, int]] = {}
         """Output sizes of a matrix's layers, by name, by the id of its weights."""
+        self.taken: list[tuple[Stored, str]] = []
+        """See `choice.told`."""
 
     @property
     def num_parameters(self) -> int:
         return sum(tensor.numel() for tensor in self._made.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._made.values())
 
     def table(self, name: str, rows: int, width: int) -> Tensor:
         return self._tensor(f"{name}.weight")
@@ -64,10 +63,14 @@ class TorchWeights:
     def matrix(self, layers: Mapping[str, int], width: int, bias: bool = False) -> Linear:
         weights = self._stacked([f"{name}.weight" for name in layers])
         self.linears[id(weights)] = layers
+        return Linear(weights, *self.beside(layers, bias))
+
+    def beside(self, layers: Mapping[str, int], bias: bool) -> tuple[Tensor | None, After]:
+        """The bias of a matrix of these layers, and what follows on it."""
         biases = [f"{name}.bias" for name in layers]
         bias = bias and all(map(self._shard.has, biases))
         (after,) = {self._shard.after(name) for name in layers}
-        return Linear(weights, self._stacked(biases) if bias else None, after)
+        return self._stacked(biases) if bias else None, after
 
     def _stacked(self, names: list[str]) -> Tensor:
         if len(names) == 1:
@@ -84,5 +87,7 @@ class TorchWeights:
         return self._read(name).to(device=self._device, dtype=self._dtype)
 
     def _read(self, name: str) -> Tensor:
-        values = torch.from_numpy(self._shard.part(name, self._tensors[name]).values())
+        stored = self._shard.part(name, self._tensors[name])
+        self.taken.append((stored, str(self._dtype).removeprefix("torch.")))
+        values = torch.from_numpy(stored.values())
         return values.view(torch.bfloat16) if values.dtype == torch.uint16 else values

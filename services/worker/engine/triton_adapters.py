@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.triton.deltas import FIELDS, PARTS, Deltas, Rows, add_deltas, aligned
 from services.worker.engine.adapters import Adapter, is_adapted
 from services.worker.engine.adapters.adapter import Floats
-from services.worker.engine.torch_weights import Linear
+from services.worker.engine.triton_weights import AnyLinear
 
 
 class TritonAdapters:
@@ -78,7 +78,7 @@ class TritonAdapters:
         width = rows.shape[1]
         return F.pad(rows, (0, aligned(width) - width)).reshape(-1)
 
-    def add(self, y: Tensor, x: Tensor, weights: Linear, rows: Rows) -> None:
+    def add(self, y: Tensor, x: Tensor, weights: AnyLinear, rows: Rows) -> None:
         """To y = x W^T + b, in place."""
         if deltas := self._deltas.get(id(weights.weights)):
             add_deltas(y, x, rows, deltas)

@@ -15,11 +15,13 @@ from kernels.triton import activation, experts, norm, rotary
 from kernels.triton.decode import Splits, decode
 from kernels.triton.deltas import rows_of
 from kernels.triton.embed import embed
+from kernels.triton.linear import linear
+from kernels.triton.matrix import NarrowMatrix
 from kernels.triton.prefill import prefill
 from services.worker.engine.parallel.peers import Peers
 from services.worker.engine.step_inputs import DeviceStep
-from services.worker.engine.torch_weights import Linear
 from services.worker.engine.triton_adapters import TritonAdapters
+from services.worker.engine.triton_weights import AnyLinear
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,12 @@ class TritonOps:
         self.states: Tensor | None = None
         """Of pooled tokens, if any is."""
 
-    def embed(self, table: Tensor, scale: float = 1.0) -> Tensor:
+    def embed(self, table: Tensor | NarrowMatrix, scale: float = 1.0) -> Tensor:
         ids, before = self._step.token_ids, self._memory.tokens
         if self._peers.group is None:
             return embed(ids, before, table, scale)
         known = torch.where(ids < 0, before[(-1 - ids).clamp(min=0)].clamp(min=0), ids)
-        return self._peers.embed(table, known) * scale
+        return self._peers.embed(lambda places: embed(places, before, table), known) * scale
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return norm.rms_norm(x, weight, epsilon)
@@ -68,8 +70,8 @@ class TritonOps:
     ) -> tuple[Tensor, Tensor]:
         return norm.add_rms_norm(x, y, weight, epsilon)
 
-    def linear(self, x: Tensor, weights: Linear) -> Tensor:
-        y = F.linear(x, weights.weights, weights.bias)
+    def linear(self, x: Tensor, weights: AnyLinear) -> Tensor:
+        y = _product(x, weights)
         if self._adapted is not None:
             self._memory.adapters.add(y, x, weights, self._adapted)
         return self._peers.whole(y, weights.after)
@@ -80,11 +82,12 @@ class TritonOps:
     def gelu_mul(self, x: Tensor) -> Tensor:
         return activation.gelu_and_mul(x)
 
-    def experts(self, x: Tensor, mixture: Mixture[Linear]) -> Tensor:
-        logits = F.linear(x, mixture.router[0])
+    def experts(self, x: Tensor, mixture: Mixture[AnyLinear]) -> Tensor:
+        logits = _product(x, mixture.router)
         shares, chosen = reference.route(logits, mixture.chosen, mixture.normed)
-        of_each = mixture.experts, -1
-        gate_up, down = (one[0].unflatten(0, of_each) for one in (mixture.gate_up, mixture.down))
+        gate_up, down = (
+            _by_expert(one.weights, mixture.experts) for one in (mixture.gate_up, mixture.down)
+        )
         groups = experts.grouped(chosen, mixture.experts)
         y = experts.of_experts(x, gate_up, groups, mixture.chosen)
         y = experts.of_experts(activation.silu_and_mul(y), down, groups, chosen=0)
@@ -130,3 +133,14 @@ class TritonOps:
         if len(x) > count:
             self.states = x[count:]
         return x[:count]
+
+
+def _product(x: Tensor, weights: AnyLinear) -> Tensor:
+    if isinstance(weights.weights, NarrowMatrix):
+        return linear(x, weights.weights, weights.bias)
+    return F.linear(x, weights.weights, weights.bias)
+
+
+def _by_expert(weights: Tensor | NarrowMatrix, count: int) -> Tensor | NarrowMatrix:
+    """As `experts.of_experts` takes them."""
+    return weights if isinstance(weights, NarrowMatrix) else weights.unflatten(0, (count, -1))

@@ -5,6 +5,7 @@ Steps of decodes alone are replayed from graphs, the others are launched kernel 
 on a GPU as yet (docs/performance.md): tests run it in Triton's interpreter.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +18,15 @@ from torch import Tensor
 from kernels.sampling import NO_TOP, Top
 from kernels.triton.decode import Splits
 from kernels.triton.launch import INTERPRETED
+from kernels.triton.matrix import NarrowMatrix
 from kernels.triton.prefill import queries_per_tile
 from kernels.triton.sampling import SamplerRoom, sample
 from services.worker.engine.adapters import Adapter
 from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.config import EngineConfig
+from services.worker.engine.cores import usable_cores
 from services.worker.engine.decode_graphs import DecodeGraphs
+from services.worker.engine.formats.choice import check_on_gpu, told
 from services.worker.engine.grammar.library import Words
 from services.worker.engine.kv_groups import places
 from services.worker.engine.models.registry import build_model
@@ -35,9 +39,12 @@ from services.worker.engine.sampler import edit, keep_allowed, top_of
 from services.worker.engine.step_inputs import Capacity, DeviceStep, StepInputs
 from services.worker.engine.torch_cache import TorchCache
 from services.worker.engine.torch_runner import Launched, head_rows, sums_of
-from services.worker.engine.torch_weights import DTYPES, STORED, TorchWeights
+from services.worker.engine.torch_weights import DTYPES, STORED
 from services.worker.engine.triton_adapters import TritonAdapters
 from services.worker.engine.triton_ops import Memory, TritonOps
+from services.worker.engine.triton_weights import TritonWeights
+
+log = logging.getLogger(__name__)
 
 FP8_SINCE = (8, 9)
 """Compute capability of the first GPUs with floating-point numbers of 8 bits."""
@@ -56,11 +63,21 @@ class TritonRunner:
 
     def __init__(self, config: EngineConfig, peers: Peers) -> None:
         self._device, self._peers, shard = _device(config), peers, peers.shard
+        check_on_gpu(config.quantization, shard)
         model = shard.config
         name = choose_dtype(config.dtype, model, "cuda", has_dot=False)
         with open_checkpoint(config.model, shard.model) as checkpoint:
-            weights = TorchWeights(checkpoint.tensors, DTYPES[name], self._device, shard)
+            weights = TritonWeights(
+                checkpoint.tensors,
+                DTYPES[name],
+                self._device,
+                shard,
+                config.quantization,
+                config.threads or usable_cores(),
+            )
             self._model = build_model(model, weights)
+            for words in told(weights.taken):
+                log.warning("%s: %s", config.model, words)
             checkpoint.check_unchanged()
         self.info = describe(
             config,
@@ -70,7 +87,7 @@ class TritonRunner:
             kv_order="rows",
             threads=torch.get_num_threads(),
             num_parameters=weights.num_parameters,
-            parameter_bytes=weights.num_parameters * DTYPES[name].itemsize,
+            parameter_bytes=weights.bytes,
             weights=str(self._device),
             huge_bytes=0,
             workspace_bytes=None,
@@ -173,7 +190,12 @@ class TritonRunner:
         self._memory.adapters.put(place, adapter)
 
     def head_rows(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        return head_rows(self._model, ids)
+        assert self._model.head is not None
+        weights = self._model.head.weights
+        if not isinstance(weights, NarrowMatrix):
+            return head_rows(self._model, ids)
+        found: NDArray[np.float32] = weights.rows(self._tensor(np.asarray(ids))).cpu().numpy()
+        return found
 
     @torch.inference_mode()
     def _decode(self, adapted: bool, rows: int) -> Tensor:

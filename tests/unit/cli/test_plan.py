@@ -229,7 +229,7 @@ def test_replicas_are_as_narrow_as_the_weights_let_them(
     assert "tensor parallelism" in wide["note"]
     narrow = planned(capsys, *argv, "--precision", "int4")
     assert (narrow["gpus_per_replica"], narrow["replicas"]) == (1, 8)
-    assert narrow["note"] == "this version has no weights in int4 on GPUs"
+    assert narrow["note"] == "weights in int4 never ran on a GPU"
     costs = Costs(shape_of("llama-3.1-70b"), "int4")
     of_layers, tables = costs.layer_weights, costs.parameters - costs.layer_weights
     assert narrow["weight_bytes"] == of_layers * 9 // 16 + tables
@@ -291,8 +291,9 @@ def test_what_speeds_follow_from() -> None:
     assert speeds[1].itl_s > read
     assert speeds[1].ttft_s > 2 * costs.layer_weights * 1000 / h100.flop_per_s
     eighths = Costs(NAMED["llama-3.1-8b"], "fp8")
-    faster = Replica(eighths, h100, 1).speed(load, 1, 1.0)
-    assert faster.ttft_s < speeds[1].ttft_s * 0.51
+    same = Replica(eighths, h100, 1).speed(load, 1, 1.0)
+    assert same.ttft_s == speeds[1].ttft_s  # what meets such weights is bfloat16
+    assert same.itl_s < speeds[1].itl_s
 
 
 @pytest.mark.parametrize(
@@ -310,10 +311,6 @@ def test_what_speeds_follow_from() -> None:
         (
             ["gpus", "llama-2-7b", "--gpu", "l4", "--prompt", "4000", "--output", "97"],
             "--prompt 4000 and --output 97: the model's context has 4096 tokens",
-        ),
-        (
-            ["gpus", "llama-2-7b", "--gpu", "a100-80gb", "--precision", "fp8"],
-            "--precision fp8: --gpu a100-80gb has no such numbers",
         ),
     ],
 )

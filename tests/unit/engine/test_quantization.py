@@ -215,11 +215,11 @@ def test_rounded_weights_are_another_checkpoint(checkpoint: Checkpoint) -> None:
     ("settings", "words"),
     [
         ({"quantization": "int3"}, "must be one of auto, int8, int4, fp8, w8a8, is 'int3'"),
-        ({"quantization": "int8", "device": "cuda"}, "needs the C.. kernels of a CPU, device is"),
-        ({"quantization": "int8", "kernels": "reference"}, "of a CPU, kernels are 'reference'"),
-        ({"quantization": "int8", "kernels": "triton"}, "of a CPU, kernels are 'triton'"),
-        ({"quantization": "fp8", "device": "cuda"}, "needs the C.. kernels of a CPU, device is"),
-        ({"quantization": "w8a8", "kernels": "reference"}, "of a CPU, kernels are 'reference'"),
+        ({"quantization": "int8", "kernels": "reference"}, "needs .* kernels are 'reference'"),
+        (
+            {"quantization": "w8a8", "kernels": "reference", "device": "cuda"},
+            "needs the C.. kernels of a CPU or a GPU's 'triton', kernels are 'reference'",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(

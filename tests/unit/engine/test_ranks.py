@@ -44,6 +44,7 @@ from tests.unit.engine.driving import SMALL, Run, drive, greedy, make_engine, ma
 from tests.unit.engine.test_engine_process import Listener, wait_until_gone
 from tests.unit.engine.test_engine_split import Pair, requests
 from tests.unit.engine.test_kv_tiers import counts, evict, learn
+from tests.unit.engine.test_quantization import copy_of_rounded
 from tests.unit.engine.test_triton_runner import plan
 
 CPU = torch.device("cpu")
@@ -237,10 +238,13 @@ def test_a_killed_rank_ends_the_engine(two: Engine) -> None:
         wait_until_gone(pid)
 
 
-def test_triton_s_kernels_give_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["auto", "int8"])
+def test_triton_s_kernels_give_the_same(tmp_path: Path, quantization: str) -> None:
     """In the interpreter: a prompt, and behind it two tokens, of which only the device knows one.
     Queries are normed over all heads; one sequence has an adapter."""
-    folder = checkpoints.make(tmp_path, "olmo2", num_hidden_layers=1)
+    folder = rounded = checkpoints.make(tmp_path / "model", "olmo2", num_hidden_layers=1)
+    if quantization != "auto":
+        rounded = copy_of_rounded(folder, tmp_path / "rounded", quantization)
     how = SMALL | {"max_running": 2, "num_blocks": 8, "dtype": "float32"}
     how |= {"max_adapters": 1, "max_step_adapters": 1, "max_adapter_rank": 3}
     adapter = peft.read(adapters.make(tmp_path / "a", folder, rank=3), folder, 3)
@@ -251,8 +255,12 @@ def test_triton_s_kernels_give_the_same(tmp_path: Path) -> None:
     told = []
     steps[0].adapters.extend([0] * 5 + [-1] * 3)
     steps[1].adapters.extend([0, -1])
-    for own in ({"kernels": "reference"}, {"kernels": "triton", "tensor_parallel": 2}):
-        executor = make_executor(EngineConfig(model=str(folder), **(how | own)))
+    few_bits = {"tensor_parallel": 2, "quantization": quantization}
+    for own in (
+        {"model": str(rounded), "kernels": "reference"},
+        {"model": str(folder), "kernels": "triton"} | few_bits,
+    ):
+        executor = make_executor(EngineConfig(**(how | own)))
         runner = executor.runner
         assert runner.info.kernels == own["kernels"]
         runner.adapt(0, adapter)

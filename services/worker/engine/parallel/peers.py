@@ -1,6 +1,7 @@
 """What ranks tell one another while they compute a step: torch.distributed, over gloo on CPUs and
 NCCL on GPUs (which never ran). All of them call the same in the same order."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,13 +27,14 @@ class Peers:
             self.sum(y)
         return self._gathered(y) if after == "gather" else y
 
-    def embed(self, table: Tensor, ids: Tensor) -> Tensor:
-        """Rows of a table that is cut by its rows; one rank has each, so the sum is exact."""
+    def embed(self, rows: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+        """Rows of a table that is cut by its rows; one rank has each, so the sum is exact. `rows`
+        gives those of the rank's own part."""
         if self.group is None:
-            return table[ids]
+            return rows(ids)
         own = self.shard.vocabulary
         places, inside = ids - own.start, (ids >= own.start) & (ids < own.stop)
-        found = table[places.clamp(0, len(own) - 1)] * inside[:, None]
+        found = rows(places.clamp(0, len(own) - 1)) * inside[:, None]
         self.sum(found)
         return found
 
