@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from bench.gpu.device import Device
-from bench.gpu.inputs import Heads, adapted, attention, of_experts, samplings
+from bench.gpu.inputs import Heads, adapted, attention, few_bits, of_experts, samplings
 from kernels import reference
+from kernels.cpu.matrix import NARROW, Held
 from kernels.heads import QkNorm, Scores
 from kernels.kv_layer import KvLayer
-from kernels.triton import activation, embed, experts, norm, rotary
+from kernels.triton import activation, embed, experts, linear, norm, rotary
 from kernels.triton.decode import Splits, decode
 from kernels.triton.deltas import add_deltas, rows_of
 from kernels.triton.prefill import prefill
@@ -45,6 +46,8 @@ def run(device: Device) -> Iterator[Check]:
         yield _experts(device.torch, tokens, dry)
     for rows in [3, 300] if dry else [1, 64, 256, 4096]:
         yield _adapters(device.torch, rows, dry)
+    for held in NARROW:
+        yield from _few_bits(device.torch, held, dry)
     yield from _sampling(device.torch, 2 if dry else 64, 1100 if dry else 128256)
 
 
@@ -136,6 +139,36 @@ def _experts(device: torch.device, tokens: int, dry: bool) -> Check:
     x, gate_up, down = (one.float() for one in (case.x, case.gate_up, case.down))
     expected = reference.mixed(x, gate_up, down, shares, ids)
     return _compared(f"experts, {tokens} tokens", experts.mix(y, groups, shares), expected)
+
+
+def _few_bits(device: torch.device, held: Held, dry: bool) -> Iterator[Check]:
+    """Of few rows, in splits, and of many; of experts; of an embedding. Sizes fill no tile."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    n, k = (40, 128) if dry else (1000, 4096)
+    matrix = few_bits(held, n, k, device, dtype)
+    for rows in [3] if dry else [1, 16, 30, 64, 100, 700]:
+        x = torch.randn(rows, k, device=device).to(dtype)
+        bias = torch.randn(n, device=device).to(dtype)
+        expected = reference.narrow_linear(x.float(), matrix, bias)
+        yield _compared(f"{held}, {rows} rows", linear.linear(x, matrix, bias), expected)
+    if held == "w8a8":
+        return
+    count, chosen, width, inner = (3, 2, 128, 128) if dry else (16, 2, 1024, 512)
+    gate_up = few_bits(held, count * 2 * inner, width, device, dtype)
+    down = few_bits(held, count * width, inner, device, dtype)
+    for rows in [3] if dry else [1, 500]:
+        x = torch.randn(rows, width, device=device).to(dtype)
+        shares, ids = reference.route(torch.randn(rows, count, device=device), chosen, normed=True)
+        groups = experts.grouped(ids, count)
+        y = experts.of_experts(x, gate_up, groups, chosen)
+        y = experts.of_experts(activation.silu_and_mul(y), down, groups, chosen=0)
+        up, out = (one.rows().unflatten(0, (count, -1)) for one in (gate_up, down))
+        expected = reference.mixed(x.float(), up, out, shares, ids)
+        found = experts.mix(y, groups, shares)
+        yield _compared(f"{held}, experts, {rows} tokens", found, expected)
+    ids = torch.randint(0, n, (50,), device=device, dtype=torch.int32)
+    rows_of_it = matrix.rows(ids.long())
+    yield _compared(f"{held}, embed", embed.embed(ids, ids, matrix), rows_of_it)
 
 
 def _adapters(device: torch.device, rows: int, dry: bool) -> Check:

@@ -51,7 +51,7 @@ QWEN3_600M = {
 }
 TINY = {
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 128,
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -141,7 +141,9 @@ def measure(engine: Engine, load: Load, device: Device) -> Measured:
     read += (max(output for _, output in sizes) - 1) * info.parameter_bytes
     operations = 2 * info.num_parameters * sum(prompt for prompt, _ in sizes)
     floor = read / device.bytes_per_s + operations / device.flops_per_s
-    name = f"{load.name}, KV {info.kv_format}: {generated / took:.0f} tokens/s out"
+    weights = engine.config.quantization
+    formats = f"weights {weights}, KV {info.kv_format}"
+    name = f"{load.name}, {formats}: {generated / took:.0f} tokens/s out"
     return Measured(name, took, floor)
 
 

@@ -7,12 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.cpu.matrix import Held
 from kernels.deltas import Delta
 from kernels.kv_layer import KvLayer
 from kernels.paged_batch import PagedBatch, tiles_of
 from kernels.sampling import SAMPLING
 from kernels.triton import deltas
 from kernels.triton.deltas import Deltas
+from kernels.triton.matrix import NarrowMatrix
 from kernels.triton.prefill import queries_per_tile
 
 BLOCK_SIZE = 16
@@ -160,6 +162,19 @@ def adapted(
         exact=exact,
         matrices=kept,
     )
+
+
+def few_bits(
+    held: Held, n: int, k: int, device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> NarrowMatrix:
+    """Numbers of all values, and scales that keep products near 1."""
+    found = NarrowMatrix.empty(held, n, k, dtype, device)
+    found.numbers.random_(0, 256)
+    most = {"int4": 8, "int4_zeros": 16, "fp8": 480, "fp8_blocks": 480}.get(held, 128)
+    found.scales.uniform_(0.5, 1).mul_(k**-0.5 / most)
+    if found.zeros is not None:
+        found.zeros.random_(0, 16)
+    return found
 
 
 def samplings(rows: int, device: torch.device, **fields: float) -> tuple[np.ndarray, Tensor]:

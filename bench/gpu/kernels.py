@@ -5,12 +5,22 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from bench.gpu.device import Device, seconds
-from bench.gpu.inputs import Attention, Heads, adapted, attention, of_experts, samplings
+from bench.gpu.inputs import (
+    Attention,
+    Heads,
+    adapted,
+    attention,
+    few_bits,
+    of_experts,
+    samplings,
+)
 from kernels import reference
+from kernels.cpu.matrix import NARROW, Held
 from kernels.heads import Scores
-from kernels.triton import activation, experts, norm, rotary
+from kernels.triton import activation, experts, linear, norm, rotary
 from kernels.triton.decode import Splits, decode
 from kernels.triton.deltas import add_deltas, rows_of
 from kernels.triton.prefill import prefill
@@ -52,6 +62,9 @@ def run(device: Device) -> Iterator[Callable[[], Measured]]:
             yield partial(
                 _adapters, device, tokens, count, rank, (64, 32) if dry else (4096, 14336)
             )
+    for rows in [3] if dry else [1, 16, 64, 256, 4096]:
+        for held in ("", "int8") if dry else ("", *NARROW):
+            yield partial(_linear, device, rows, held, (64, 64) if dry else (6144, 4096))
     kinds: list[dict[str, float]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
@@ -152,6 +165,22 @@ def _experts(
         (case.gate_up.nbytes + case.down.nbytes) * met / count,
         2 * 3 * width * inner * tokens * chosen,
     )
+
+
+def _linear(device: Device, rows: int, held: Held, sizes: tuple[int, int]) -> Measured:
+    """Queries, keys and values; "" as stored, by torch. Operations are counted at bfloat16's rate,
+    so many rows of w8a8 may reach more than their floor."""
+    n, k = sizes
+    x = torch.randn(rows, k, device=device.torch).bfloat16()
+    moved = (rows * k + rows * n) * x.itemsize
+    name = f"linear, {rows} rows, {held or 'as stored'}"
+    if not held:
+        wide = torch.randn(n, k, device=device.torch).bfloat16()
+        run = partial(F.linear, x, wide)
+        return _timed(device, name, run, moved + wide.nbytes, 2 * rows * n * k)
+    matrix = few_bits(held, n, k, device.torch)
+    run = partial(linear.linear, x, matrix)
+    return _timed(device, name, run, moved + matrix.nbytes, 2 * rows * n * k)
 
 
 def _adapters(

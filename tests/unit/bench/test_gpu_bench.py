@@ -38,6 +38,8 @@ def test_a_dry_run_checks_and_measures_everything(tmp_path: Path) -> None:
         "fp8 rows",
         "experts",
         "adapters",
+        "linear, 3 rows, int8",
+        "weights int4",
     ):
         assert kernel in names
     assert all(line["seconds"] > 0 and line["floor_s"] > 0 for line in result["kernels"])
