@@ -96,7 +96,8 @@ def assert_moves(request: Request, tokens: list[int], prefill: Engine, decode: E
     and handed over, and where it goes on elsewhere after nine."""
     name = request.request_id
     decode.add(replace(request, remote_prefill=True))
-    decode.step()
+    while not decode.step().kv_reserved:  # its grammar may not be there yet
+        pass
     for step in drive(prefill, [replace(request, prefill_only=True, export_kv="inline")]).steps:
         for blocks in step.kv_exports:
             decode.write_kv(blocks)

@@ -55,7 +55,14 @@ def guess(monkeypatch: pytest.MonkeyPatch, oracle: Oracle) -> None:
 def guessing_engine(
     folder: Path, monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[int]], **settings: Any
 ) -> Engine:
-    """`answers`: by the request's id, what it makes without guesses."""
+    """`answers`: see `answering`."""
+    answering(monkeypatch, answers)
+    return make_engine(folder, speculation="ngram", num_speculative_tokens=4, **settings)
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[int]]) -> None:
+    """Engines made from now on guess `answers`, some of them wrongly: by the request's id, what it
+    makes without guesses."""
 
     def right(sequence: Sequence, count: int) -> list[int]:
         made = len(sequence.tokens) - sequence.num_prompt
@@ -63,7 +70,6 @@ def guessing_engine(
         return answers[sequence.id][made : made + count]
 
     guess(monkeypatch, Oracle(right, 200, random.Random(3).randrange))
-    return make_engine(folder, speculation="ngram", num_speculative_tokens=4, **settings)
 
 
 FEW = tuple((token, 14.0) for token in range(40, 46))

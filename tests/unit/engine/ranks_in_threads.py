@@ -14,12 +14,16 @@ from torch import Tensor
 from services.worker.engine import EngineConfig
 from services.worker.engine import engine as engine_module
 from services.worker.engine.adapters import Adapter
+from services.worker.engine.config import CPU_KERNELS
 from services.worker.engine.engine import Engine
 from services.worker.engine.executor import Local
+from services.worker.engine.kv_cache import block_shape
+from services.worker.engine.kv_groups import block_layers
 from services.worker.engine.models.registry import read_config
+from services.worker.engine.parallel.kv import RanksCache
 from services.worker.engine.parallel.shard import Shard, check_cut
 from services.worker.engine.plan import Collected, StepPlan
-from services.worker.engine.runner import Runner, runner_of
+from services.worker.engine.runner import Runner, kv_bytes_per_block, runner_of, stored_as
 from services.worker.engine.torch_runner import Launched
 from tests.unit.engine.driving import make_engine
 
@@ -39,10 +43,29 @@ class ThreadRanks:
             return runner_of(alone, shard, group)
 
         self.ranks = list(self._pool.map(join, self.shards))
-        self.info, self.cache = self.ranks[0].info, self.ranks[0].cache
+        own = self.ranks[0].info
+        self.info = replace(
+            own,
+            kv_bytes_per_block=kv_bytes_per_block(config, model, own.dtype),
+            kv_shape_per_block=block_shape(model, config.block_size, block_layers(own.kv_groups)),
+        )
+        self.cache = RanksCache(
+            self,  # type: ignore[arg-type]
+            self.shards,
+            self.info.kv_shape_per_block,
+            stored_as(config, own.dtype),
+            in_panels=own.kernels in CPU_KERNELS,
+        )
         self.logit_cap = model.logit_cap
         self.logits: list[list[Tensor]] = []
         """Of each step, of each rank, on PyTorch."""
+
+    def ask_all(self, message: tuple[str, list[int]]) -> list[memoryview]:
+        """As `Team`, of blocks."""
+        return [rank.cache.read(message[1]) for rank in self.ranks]
+
+    def tell(self, rank: int, message: tuple[str, list[int], Any]) -> None:
+        self.ranks[rank].cache.write(message[1], message[2].data)
 
     def adapt(self, place: int, adapter: Adapter | None) -> None:
         for shard, rank in zip(self.shards, self.ranks, strict=True):

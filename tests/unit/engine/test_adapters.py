@@ -128,7 +128,7 @@ def test_rslora_divides_by_the_root_of_the_rank(
 
 
 @pytest.fixture(
-    scope="module", params=["float32", "bfloat16", "int8", "int4", "kv-int8", "kv-int4"]
+    scope="module", params=["float32", "bfloat16", "int8", "int4", "w8a8", "kv-int8", "kv-int4"]
 )
 def how(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Weights' and blocks' formats."""
@@ -139,7 +139,6 @@ def how(request: pytest.FixtureRequest) -> dict[str, Any]:
         "bfloat16": {"dtype": "bfloat16"},
         "int8": {"quantization": "int8"},
         "int4": {"quantization": "int4"},
-        "fp8": {"quantization": "fp8"},
         "w8a8": {"quantization": "w8a8"},
         "kv-int8": {"kv_format": "int8"},
         "kv-int4": {"kv_format": "int4"},

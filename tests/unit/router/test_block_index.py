@@ -1,5 +1,7 @@
 """The index against the plain sets that it stands for."""
 
+import random
+
 import hypothesis.strategies as st
 from hypothesis import given
 
@@ -56,6 +58,23 @@ def test_matches_what_the_holders_hold(ops, chain):
     assert len(index) == len(set().union(*(held | below for _, (held, below) in holders.values())))
     assert index.match(chain) == expected
     assert index.match_below(chain) == reached
+
+
+def test_of_a_long_chain_each_holders_loads_are_counted():
+    rng, index = random.Random(3), BlockIndex()
+    chain = [n.to_bytes(16) for n in range(200)]
+    expected = {}
+    for number in range(40):
+        holder = index.add()
+        held = {block for block in chain if rng.random() < number / 40}
+        below = set(chain[: rng.randrange(200)])
+        index.store(holder, held)
+        index.store(holder, below, below=True)
+        length = leading(chain, held | below)
+        if loads := sum(block not in held for block in chain[:length]):
+            expected[holder.bit] = (length, loads)
+    assert len(expected) > 30
+    assert index.match_below(chain) == expected
 
 
 def leading(chain, held):
