@@ -54,8 +54,8 @@ bucket: $(READY)        ## uploaded files in a bucket: the blob store against mo
 	  build/moto/bin/pip install --quiet --disable-pip-version-check 'moto[s3,server]==5.2.5'; }
 	MOTO_SERVER=build/moto/bin/moto_server $(BIN)/python -m pytest tests/integration/bucket.py
 
-nodes: $(READY)         ## several Ray nodes on this machine, one of them killed under load (two minutes)
-	$(BIN)/python -m pytest tests/chaos/nodes.py
+nodes: $(READY)         ## several Ray nodes on this machine, some killed under load (ten minutes)
+	$(BIN)/python -m pytest tests/chaos/nodes.py tests/chaos/spread_ranks.py
 
 # A write or read beyond an array ends the tests. Two minutes; needs g++ with its libasan.
 sanitize: $(READY)      ## the C++ kernels' tests under the address sanitizer

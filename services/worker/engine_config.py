@@ -6,12 +6,16 @@ from typing import Literal
 from services.common.config import Settings, WorkerSettings, is_loopback
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
+from services.worker.engine.parallel.seats import Spread
 
 
-def engine_config(settings: Settings, folder: str, digest: str = "") -> EngineConfig:
-    """`folder`: of the checkpoint; `digest`: of that as it is loaded, for an engine that is to run.
-    Raises ValueError on values that cannot work."""
+def engine_config(
+    settings: Settings, folder: str, digest: str = "", spread: Spread | None = None
+) -> EngineConfig:
+    """`folder`: of the checkpoint; `digest`: of that as it is loaded, for an engine that is to run;
+    `spread`: where its ranks are. Raises ValueError on values that cannot work."""
     own = settings.worker
+    _check_strategy(own)
     data_dir = settings.data_dir.resolve()
     packed_dir = Path("packed" if own.packed_dir == "auto" else own.packed_dir).expanduser()
     return EngineConfig(
@@ -22,6 +26,7 @@ def engine_config(settings: Settings, folder: str, digest: str = "") -> EngineCo
         kv_format=own.kv_format,
         device=own.device,
         tensor_parallel=own.tensor_parallel,
+        spread=spread,
         block_size=own.block_size,
         kv_cache_bytes=own.kv_cache_bytes,
         max_model_len=own.max_model_len or None,
@@ -43,6 +48,19 @@ def engine_config(settings: Settings, folder: str, digest: str = "") -> EngineCo
         kv_disk_bytes=own.kv_disk_bytes,
         checkpoint=digest,
     )
+
+
+def _check_strategy(own: WorkerSettings) -> None:
+    if own.placement_group_strategy == "STRICT_PACK":
+        return
+    strategy = f"placement_group_strategy {own.placement_group_strategy!r}"
+    if own.tensor_parallel == 1:
+        raise ValueError(f"{strategy} says where ranks are, and tensor_parallel is 1")
+    if own.device != "cpu" and own.ray.num_gpus != own.tensor_parallel:
+        raise ValueError(
+            f"{strategy} gives each rank a GPU of its host: ray must ask for num_gpus "
+            f"{own.tensor_parallel}, as many as tensor_parallel, and asks for {own.ray.num_gpus:g}"
+        )
 
 
 def _speculation(own: WorkerSettings) -> Literal["off", "ngram", "draft"]:

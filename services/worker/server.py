@@ -5,6 +5,7 @@ import logging
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -27,6 +28,7 @@ from services.worker.engine import (
     StepOutput,
     kv_payload,
 )
+from services.worker.engine.parallel.seats import Spread
 from services.worker.engine_config import engine_config
 from services.worker.engine_metrics import ENGINE
 from services.worker.gpu_metrics import GPUS
@@ -36,6 +38,9 @@ from services.worker.metrics import Meter
 from services.worker.news import News
 from services.worker.sequences import Sequences
 from services.worker.turns import Turns
+
+if TYPE_CHECKING:
+    from services.worker.seats import Seats
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +63,7 @@ class WorkerService(Service):
         self._moved_at = time.monotonic()
         self._step_s = 0.0  # expected of the step under way, if that is long
         self._engine: EngineClient | None = None
+        self._seats: Seats | None = None
         self._meter = Meter(self._model.name, settings.worker.role)
         self._entry: Registration | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -72,8 +78,10 @@ class WorkerService(Service):
             self.redis, self.settings, self._model, self._checkpoint, folder
         )
         first = await self._adapters.first()
+        digest = self._checkpoint.digest
+        spread = await self._spread(str(folder)) if self.settings.worker.is_spread else None
         self._engine = EngineClient(
-            engine_config(self.settings, str(folder), self._checkpoint.digest),
+            engine_config(self.settings, str(folder), digest, spread),
             on_step=self._on_step,
             on_long_step=self._on_long_step,
         )
@@ -112,6 +120,13 @@ class WorkerService(Service):
         self._entry = entry(self.redis, self.settings, self._checkpoint)
         await self._entry.start()
         await self._adapters.start(first, self._engine, self._tell_adapters)
+
+    async def _spread(self, folder: str) -> Spread:
+        from services.worker.seats import Seats  # which wants Ray, and a worker may be without
+
+        engine_config(self.settings, folder)  # what cannot work takes no seats
+        self._seats = Seats(self.settings)
+        return await self._seats.spread(self._model, folder, self._checkpoint.digest)
 
     def describe(self) -> dict[str, str]:
         """Facts for the registry; routers place by them."""
@@ -163,6 +178,8 @@ class WorkerService(Service):
             await self._entry.stop()
         if self._engine is not None:
             await self._engine.stop()
+        if self._seats is not None:
+            self._seats.leave()
         await self._channels.close()
 
     def _tell_adapters(self) -> None:

@@ -45,6 +45,14 @@ def applications(release: Release) -> dict[str, Thing]:
             {"worker": {"tensor_parallel": 2}, "decode": {"replicas": 1, "gpus": 1}},
             r"models\[a\]: tensor_parallel 2, gpus: 1: each rank has one GPU",
         ),
+        (
+            {"worker": {"tensor_parallel": 2, "placement_group_strategy": "PACK"}},
+            r"models\[a\]: placement_group_strategy PACK: ranks of a worker are in one pod here",
+        ),
+        (
+            {"decode": {"replicas": 1, "worker": {"placement_group_strategy": "SPREAD"}}},
+            r"models\[a\]: placement_group_strategy SPREAD: ranks of a worker are in one pod here",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_is_refused(changes: Thing, told: str) -> None:

@@ -1,10 +1,11 @@
 """PENSTOCK_WORKER__…"""
 
+import math
 from typing import Literal
 
 from pydantic import Field
 
-from services.common.config.base import ServiceSettings
+from services.common.config.base import RayOptions, ServiceSettings
 
 Role = Literal["prefill", "decode", "both"]
 
@@ -44,8 +45,13 @@ class WorkerSettings(ServiceSettings):
         1,
         ge=1,
         le=64,
-        description="ranks that the model is cut over: processes of one host, on a GPU each or on "
-        "its CPU",
+        description="ranks that the model is cut over: processes, on a GPU each or on a CPU",
+    )
+    placement_group_strategy: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] = Field(
+        "STRICT_PACK",
+        description="on which Ray nodes the ranks of a worker are. `STRICT_PACK`: on one; `PACK`: "
+        "on as few as have room; `SPREAD`: on as many as there are; `STRICT_SPREAD`: on one each. "
+        "But for `STRICT_PACK` each rank takes its share of `ray`",
     )
     block_size: int = Field(16, gt=0, description="tokens per KV block")
     kv_cache_bytes: int = Field(256 * 2**20, gt=0, description="of each rank")
@@ -120,3 +126,21 @@ class WorkerSettings(ServiceSettings):
     transfer: Literal["auto", "grpc"] = Field(
         "auto", description="KV transport: shared memory when both workers share a host, or gRPC"
     )
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether ranks may be on several hosts."""
+        return self.tensor_parallel > 1 and self.placement_group_strategy != "STRICT_PACK"
+
+    @property
+    def share(self) -> RayOptions:
+        """What one rank takes of its Ray node, if ranks may be on several."""
+
+        def of(amount: float) -> float:
+            """As Ray counts, and all of them no more than was asked for."""
+            return math.floor(amount / self.tensor_parallel * 1e4) / 1e4
+
+        resources = {name: of(amount) for name, amount in self.ray.resources.items()}
+        return RayOptions(
+            num_cpus=of(self.ray.num_cpus), num_gpus=of(self.ray.num_gpus), resources=resources
+        )

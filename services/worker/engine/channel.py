@@ -3,9 +3,12 @@
 import select
 import socket
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from services.worker.engine import wire
+
+if TYPE_CHECKING:
+    from services.worker.engine.parallel.tls_socket import TlsSocket
 
 
 class Closed(Exception):
@@ -15,7 +18,7 @@ class Closed(Exception):
 class Channel:
     """Frames on a socket, taken as they come: what there is of one is kept until the rest is."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: "socket.socket | TlsSocket") -> None:
         self._socket = sock
         self._taken = self._frames()
         self._amid = False  # a frame has come in part
@@ -45,7 +48,7 @@ class Channel:
         try:
             for piece in wire.encode(message):
                 self._socket.sendall(piece)
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError:
             raise Closed from None
 
     def _readable(self, within_s: float | None) -> bool:
@@ -74,7 +77,7 @@ class Channel:
             except BlockingIOError:
                 yield None
                 continue
-            except ConnectionResetError:
+            except OSError:  # reset, or timed out
                 raise Closed from None
             if count == 0:
                 raise Closed

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from services.worker.engine.parallel.seats import Spread
+
 CPU_KERNELS = ("avx2", "avx512", "avx512_bf16")
 SCORED_ROWS = 32
 """Rows of logits of one step for prompt tokens whose logprobs are wanted, at most."""
@@ -47,8 +49,10 @@ class EngineConfig:
     device: str = "cpu"
     """"cpu", or a GPU: "cuda", "cuda:1"."""
     tensor_parallel: int = 1
-    """Ranks that the model is cut over (decision 0075), each a process of this host: on a CPU, or a
-    GPU for each, from the first one on."""
+    """Ranks that the model is cut over (decision 0075), each a process: on a CPU, or a GPU for
+    each, from the first one on."""
+    spread: Spread | None = None
+    """Where each rank runs. None: they are processes of this host."""
     block_size: int = 16
     """Tokens of one KV block."""
     num_blocks: int | None = None
@@ -201,6 +205,11 @@ class EngineConfig:
         if not 1 <= self.tensor_parallel <= MOST_RANKS:
             raise ValueError(
                 f"tensor_parallel must be in [1, {MOST_RANKS}], is {self.tensor_parallel}"
+            )
+        if self.spread is not None and len(self.spread.seats) != self.tensor_parallel:
+            raise ValueError(
+                f"spread has seats for {len(self.spread.seats)} ranks, tensor_parallel is "
+                f"{self.tensor_parallel}"
             )
         if self.tensor_parallel == 1:
             return

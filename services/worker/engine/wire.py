@@ -4,7 +4,8 @@
     part[0] = a pickle (protocol 5), part[1:] = its out-of-band buffers
 
 KV data travels as an out-of-band buffer: it is not copied into the pickle nor out of it. Both ends
-are one program that trusts itself, hence pickle; nothing from the network is ever unpickled.
+are one program that trusts itself, hence pickle; from the network nothing is unpickled but what
+ranks of other hosts send, who have proved that they are the engine's (parallel/links.py).
 
 To the engine: (operation, *arguments), see process.py. From it: `ModelInfo` first, then
 `StepOutput`, `LongStep`, `Snapshot`, `Done` and, as the last, `Failure`.

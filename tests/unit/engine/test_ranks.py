@@ -190,12 +190,11 @@ class Caches:
             TorchCache(8, (layers, sides, len(s.kv_heads), tokens, dim), dtype, CPU) for s in shards
         ]
 
-    def tell(self, rank: int, message: tuple[str, list[int], Any]) -> None:
-        _, blocks, data = message
+    def tell(self, rank: int, operation: str, blocks: list[int], data: Any) -> None:
         self.of[rank].write(blocks, data.data)
 
-    def ask_all(self, message: tuple[str, list[int]]) -> list[Any]:
-        return [cache.read(message[1]) for cache in self.of]
+    def ask_all(self, operation: str, blocks: list[int]) -> list[Any]:
+        return [cache.read(blocks) for cache in self.of]
 
 
 @pytest.mark.parametrize("kv_format", ["int8", "int4"])
@@ -229,7 +228,7 @@ def test_a_killed_rank_ends_the_engine(two: Engine) -> None:
     for _ in range(3):
         two.step()
     members = two.executor._team._members  # type: ignore[attr-defined]
-    pids = [member.process.pid for member in members]
+    pids = [member._process.pid for member in members]
     os.kill(pids[1], signal.SIGKILL)
     with no_hanging(), pytest.raises(EngineBroken, match="rank 1 of 2 was ended by signal 9") as e:
         drive(two, [])

@@ -109,3 +109,29 @@ def test_tokens_are_guessed_where_steps_do_not_overlap_and_decode(
     config = engine_config(Settings(worker=worker), str(tmp_path))
     assert config.speculation == guesses
     assert config.draft_model == ("." if guesses == "draft" else None)
+
+
+@pytest.mark.parametrize(
+    ("worker", "told"),
+    [
+        ({}, "'PACK' says where ranks are, and tensor_parallel is 1"),
+        (
+            {"tensor_parallel": 2, "device": "cuda", "ray": {"num_gpus": 1}},
+            "ray must ask for num_gpus 2, as many as tensor_parallel, and asks for 1",
+        ),
+    ],
+)
+def test_strategies_that_place_nothing_are_refused(
+    tmp_path: Path, worker: dict[str, Any], told: str
+) -> None:
+    settings = Settings(worker={"placement_group_strategy": "PACK", **worker})
+    with pytest.raises(ValueError, match=told):
+        engine_config(settings, str(tmp_path))
+
+
+def test_ranks_on_several_hosts_need_ray() -> None:
+    from services.worker.seats import Seats
+
+    worker = {"tensor_parallel": 2, "placement_group_strategy": "SPREAD"}
+    with pytest.raises(ValueError, match="'SPREAD': Ray gives ranks their hosts, and this worker"):
+        Seats(Settings(worker=worker))

@@ -3,6 +3,7 @@ shows here that it lives."""
 
 import mmap
 import os
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +16,13 @@ _HEAD = MOST_RANKS * _LINE
 """Bytes: of a counter for each rank, in its own cache line."""
 _FIRST_SLOT = 2**16
 
-Place = tuple[int, int]
-"""Where a message lies, and its bytes."""
+
+class Place(NamedTuple):
+    """Of a message."""
+
+    at: int
+    size: int
+    """In bytes."""
 
 
 class Board:
@@ -53,7 +59,7 @@ class Board:
             self._memory[end : end + len(piece)] = piece
             end += len(piece)
         self._written += 1
-        return at, size
+        return Place(at, size)
 
     def read(self, place: Place) -> object:
         at, size = place

@@ -36,7 +36,7 @@ class RanksCache:
         """Of what lies together of a head in a layer: its numbers, and its scales."""
 
     def read(self, blocks: list[int]) -> memoryview:
-        answers = self._team.ask_all(("read", blocks))
+        answers = self._team.ask_all("read", blocks)
         own = [
             self._cut(data, len(blocks), len(shard.kv_heads))
             for shard, data in zip(self._shards, answers, strict=True)
@@ -49,7 +49,7 @@ class RanksCache:
         for shard in self._shards:
             heads = slice(shard.kv_heads.start, shard.kv_heads.stop)
             own = _joined([part[:, :, heads] for part in parts])
-            self._team.tell(shard.rank, ("write", blocks, own))
+            self._team.tell(shard.rank, "write", blocks, own)
 
     def _cut(self, data: Data, blocks: int, heads: int) -> list[_Heads]:
         """Each of what lies together."""

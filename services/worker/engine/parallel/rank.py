@@ -1,22 +1,25 @@
-"""A rank's process: `python -m services.worker.engine.parallel.rank FD FD`, of which the first is a
-socket to the engine's process (frames: wire.py) and the second the board's memory.
+"""A rank's process: `python -m services.worker.engine.parallel.rank inherits FD FD`, of which the
+first is a socket to the engine's process (frames: wire.py) and the second the board's memory. On
+another host than the engine's: `rank accepts FD FD`. There the first is what it accepts the engine
+on, the second the keeper's board, and standard input has the lock (links.py).
 
 The first message in is `Begin`, the first out ModelInfo. Then commands are carried out in order;
 some are answered. What goes wrong here may have left the others waiting for this rank, so it is
-told, as a Failure, and ends the process; the engine ends the others. The kernel ends it with the
-engine's process, whatever that dies of.
+told, as a Failure, and ends the process; the engine ends the others. The kernel ends it with its
+parent, the engine's process or the keeper, whatever that dies of.
 """
 
 import ctypes
 import logging
 import os
+import pickle
 import signal
 import socket
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -27,6 +30,10 @@ from services.worker.engine.log_lines import JsonLines
 from services.worker.engine.models.registry import read_config
 from services.worker.engine.parallel.begin import Begin
 from services.worker.engine.parallel.board import Board, Place
+from services.worker.engine.parallel.keeper import DIALLED_WITHIN_S
+from services.worker.engine.parallel.links import accept
+from services.worker.engine.parallel.meeting import met
+from services.worker.engine.parallel.seats import Lock
 from services.worker.engine.parallel.shard import Shard
 from services.worker.engine.runner import Runner, Ticket, runner_of
 
@@ -35,9 +42,6 @@ log = logging.getLogger(__name__)
 _PDEATHSIG = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 BEAT_S = 0.25
-COLLECTIVE_S = 60.0
-"""A rank waits for the others so long: they compute the same from the same moment on, but for the
-first steps on GPUs, which each takes when it has loaded."""
 
 
 class _Rank:
@@ -61,13 +65,17 @@ class _Rank:
             operation, *arguments = self._channel.receive()
             self._commands[operation](*arguments)
 
-    def launch(self, place: Place) -> None:
-        plan: Any = self._board.read(place)
+    def launch(self, shown: Any) -> None:
+        plan = self._read(shown)
         self._running.append(self._runner.launch(plan))
 
-    def sample(self, place: Place) -> None:
-        allowed: Any = self._board.read(place)
+    def sample(self, shown: Any) -> None:
+        allowed = self._read(shown)
         self._runner.sample(self._running[-1], allowed)
+
+    def _read(self, shown: Any) -> Any:
+        """Ranks of other hosts than the engine's are sent what others are shown."""
+        return self._board.read(shown) if isinstance(shown, Place) else shown
 
     def collect(self) -> None:
         """All sample alike; what the first tells the others may be compared with."""
@@ -104,21 +112,23 @@ class _Rank:
 
 def _joined(begin: Begin) -> tuple[Shard, Runner]:
     """Once all ranks have met and this one's part is loaded."""
-    import torch
-    import torch.distributed as dist
+    config = replace(begin.config, model=begin.model)
+    group = met(begin)
+    shard = Shard(read_config(config.model), begin.rank, begin.ranks)
+    return shard, runner_of(config, shard, group)
 
-    backend = "gloo" if begin.config.device == "cpu" else "nccl"
-    if backend == "nccl":
-        torch.cuda.set_device(begin.config.device)
-    dist.init_process_group(
-        backend,
-        init_method=f"file://{begin.meeting}",
-        rank=begin.rank,
-        world_size=begin.ranks,
-        timeout=timedelta(seconds=COLLECTIVE_S),
-    )
-    shard = Shard(read_config(begin.config.model), begin.rank, begin.ranks)
-    return shard, runner_of(begin.config, shard, dist.group.WORLD)
+
+def _engine(how: str, fd: int) -> Channel:
+    """Raises Closed where none comes."""
+    sock = socket.socket(fileno=fd)
+    if how == "inherits":
+        return Channel(sock)
+    lock: Lock = pickle.load(sys.stdin.buffer)
+    with sock:
+        try:
+            return Channel(accept(sock, lock, b"rank", DIALLED_WITHIN_S))
+        except TimeoutError:
+            raise Closed from None
 
 
 def _end_with_parent() -> None:
@@ -138,9 +148,10 @@ def _show_life(board: Board, rank: int) -> None:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine decides when it ends
     _end_with_parent()
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    board = Board(int(sys.argv[2]))
+    how, *fds = sys.argv[1:]
+    board = Board(int(fds[1]))
     try:
+        channel = _engine(how, int(fds[0]))
         begin: Begin = channel.receive()
         beating = threading.Thread(target=_show_life, args=(board, begin.rank), daemon=True)
         beating.start()

@@ -81,17 +81,17 @@ class Ranks:
     def launch(self, plan: StepPlan) -> int:
         if len(self._running) == _MOST_RUNNING:
             raise RuntimeError(f"{_MOST_RUNNING} steps wait to be collected")
-        self._team.tell_all(("launch", self._team.board.write(plan)))
+        self._team.show_all("launch", plan)
         number = next(self._numbers)
         self._running.append(number)
         return number
 
     def sample(self, ticket: int, allowed: Words) -> None:
-        self._team.tell_all(("sample", self._team.board.write(allowed)))
+        self._team.show_all("sample", allowed)
 
     def collect(self, ticket: int) -> Collected:
         assert ticket == self._running.popleft(), "steps are collected in order"
-        answers = self._team.ask_all(("collect",))
+        answers = self._team.ask_all("collect")
         collected: Collected = answers[0][1]
         for rank, (tokens, _) in enumerate(answers):
             if tokens != answers[0][0]:
@@ -100,12 +100,12 @@ class Ranks:
         return collected
 
     def head_rows(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = sum(self._team.ask_all(("head_rows", list(ids))))
+        found: NDArray[np.float32] = sum(self._team.ask_all("head_rows", list(ids)))
         return found
 
     def adapt(self, place: int, adapter: Adapter | None) -> None:
         for shard in self._shards:
             own = None if adapter is None else shard.adapter(adapter)
-            self._team.tell(shard.rank, ("adapt", place, own))
+            self._team.tell(shard.rank, "adapt", place, own)
         if refused := [words for words in self._team.answers() if words]:
             raise MemoryError(refused[0])

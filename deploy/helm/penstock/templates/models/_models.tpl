@@ -32,6 +32,9 @@ that stays different from the others' once it is a Kubernetes name.
 {{- if and (gt $gpus 0) (ne $ranks $gpus) -}}
 {{- fail (printf "models[%s]: tensor_parallel %v, gpus: %v: each rank has one GPU, so they are as many" $model.name $ranks $gpus) -}}
 {{- end -}}
+{{- if and $own.placement_group_strategy (ne $own.placement_group_strategy "STRICT_PACK") -}}
+{{- fail (printf "models[%s]: placement_group_strategy %s: ranks of a worker are in one pod here, which is STRICT_PACK; on several hosts without the chart: docs/hosts.md" $model.name $own.placement_group_strategy) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
