@@ -18,6 +18,7 @@ from services.common.link import End, LinkCall
 from services.common.policy import Policy, load_rules
 from services.common.service import Host
 from services.tokenizer.generation import MAX_LOSSES
+from tests.support.link_peers import links_made_anew_at_once
 from tests.support.prompts import prompt_of
 from tests.support.resumes import resume_of
 from tests.support.tokenizer_bed import (
@@ -47,9 +48,10 @@ async def two(
         await two.script(call, request)
 
     folder = tmp_path_factory.mktemp("two")
-    async with bed(folder, redis_server.url, "two-routers", script, script) as made:
-        two = made
-        yield two
+    with links_made_anew_at_once():
+        async with bed(folder, redis_server.url, "two-routers", script, script) as made:
+            two = made
+            yield two
 
 
 def last(b: Bed) -> TextDelta:

@@ -31,6 +31,7 @@ from services.tokenizer.context import Prompt
 from services.tokenizer.detokenizer import detokenizer_factory
 from services.tokenizer.output import Output
 from services.tokenizer.server import TokenizerService
+from tests.support.link_peers import links_made_anew_at_once
 from tests.support.served import checkpoint_of, listing
 from tests.support.streams import Stream
 from tests.support.tokenizer_bed import TOKENIZER, Story, cut_off, ids, router_class, write_model
@@ -132,8 +133,10 @@ async def house(
 async def two(
     tmp_path_factory: pytest.TempPathFactory, redis_server: EmbeddedRedis
 ) -> AsyncIterator[House]:
-    async for made in house(tmp_path_factory.mktemp("two"), redis_server.url, "two-tokenizers", 2):
-        yield made
+    folder = tmp_path_factory.mktemp("two")
+    with links_made_anew_at_once():
+        async for made in house(folder, redis_server.url, "two-tokenizers", 2):
+            yield made
 
 
 @pytest.fixture
