@@ -56,7 +56,7 @@ def runner_of(model: Path, threads: int, **formats: str) -> "CpuRunner":
     )
     runner = make_runner(config)
     if not isinstance(runner, CpuRunner):
-        raise ValueError(f"{model}: the C++ kernels do not run it, and the others have no formats")
+        raise ValueError(f"{model}: the C++ kernels do not run it, whose formats are told")
     return runner
 
 

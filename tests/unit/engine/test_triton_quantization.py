@@ -31,6 +31,7 @@ from services.worker.engine.triton_weights import TritonWeights
 from tests.support import adapters, quantized
 from tests.unit.engine import checkpoints
 from tests.unit.engine.driving import SMALL
+from tests.unit.engine.test_gguf import made as gguf_made
 from tests.unit.engine.test_quantization import copy_of_rounded
 from tests.unit.engine.test_quantized_checkpoints import LAYOUTS, as_it_is
 from tests.unit.engine.test_triton_adapters import with_adapters
@@ -144,6 +145,21 @@ def test_what_others_have_quantized_is_taken_as_it_is(
         assert 1e-4 * expected.norm() < (found - expected).norm() < 0.1 * expected.norm()
     else:
         assert_near(found, expected)
+
+
+@pytest.mark.parametrize("type_", ["Q4_0", "Q8_0"])
+def test_a_gguf_files_embedding_and_head_stay_in_its_groups(
+    tmp_path: Path, type_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are one, and are read by token and multiplied."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    mine, theirs = gguf_made(tmp_path, type_, "mha-tied")
+    ran = make_runner(config(mine, "triton"))
+    wide = make_runner(config(theirs, "reference"))
+    assert_near(logits_of(ran, STEPS), logits_of(wide, STEPS))
+    np.testing.assert_array_equal(ran.head_rows([0, 255]), wide.head_rows([0, 255]))
+    assert ran.info.num_parameters == wide.info.num_parameters
+    assert ran.info.parameter_bytes < 0.35 * wide.info.parameter_bytes
 
 
 def products_of(ran: TritonRunner) -> list[Any]:
