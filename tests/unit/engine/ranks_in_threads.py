@@ -60,12 +60,12 @@ class ThreadRanks:
         self.logits: list[list[Tensor]] = []
         """Of each step, of each rank, on PyTorch."""
 
-    def ask_all(self, message: tuple[str, list[int]]) -> list[memoryview]:
+    def ask_all(self, operation: str, blocks: list[int]) -> list[memoryview]:
         """As `Team`, of blocks."""
-        return [rank.cache.read(message[1]) for rank in self.ranks]
+        return [rank.cache.read(blocks) for rank in self.ranks]
 
-    def tell(self, rank: int, message: tuple[str, list[int], Any]) -> None:
-        self.ranks[rank].cache.write(message[1], message[2].data)
+    def tell(self, rank: int, operation: str, blocks: list[int], data: Any) -> None:
+        self.ranks[rank].cache.write(blocks, data.data)
 
     def adapt(self, place: int, adapter: Adapter | None) -> None:
         for shard, rank in zip(self.shards, self.ranks, strict=True):
