@@ -96,9 +96,15 @@ async def test_models_come_and_go_with_their_workers(
 
 
 async def test_an_adapter_is_its_model_by_another_name(
-    redis: Redis, settings: Settings, catalog: Catalog, tmp_path: Path
+    redis: Redis,
+    settings: Settings,
+    catalog: Catalog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Read once: window, room and standing are the model's."""
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(module, "_RETRY_S", (0.1,))
     base = checkpoint(tmp_path, "base")
     served = adapted(base, "pirate", "d1")
     await listing(redis, settings, served)
