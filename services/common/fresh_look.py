@@ -32,7 +32,9 @@ class FreshLook:
     async def _take_turn(self, before: "asyncio.Task[None] | None") -> None:
         if before is not None:
             await asyncio.wait([before])
-        await asyncio.sleep(max(0.0, self._began + self._every_s - time.monotonic()))
+        # Again, where the loop's clock counts in whole milliseconds and wakes a little early.
+        while (left := self._began + self._every_s - time.monotonic()) > 0:
+            await asyncio.sleep(left)
         self._under_way, self._next = self._next, None
         self._began = time.monotonic()
         await self._look()
