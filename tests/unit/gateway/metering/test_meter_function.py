@@ -463,6 +463,29 @@ def test_a_job_done_again_that_finds_its_work_done_gives_no_charge_back(lua, kil
     assert (id, status, used["prompt"]) == ("r1", "lost" if killed else "ok", 10)
 
 
+@pytest.mark.parametrize("tells_again", [False, True])
+def test_what_fails_after_it_was_thought_lost_gives_the_charge_back(lua, tells_again):
+    """It has shown nothing, whatever was told of it before: an embedding's prompt, whose gateway
+    was silent for a while."""
+    rules = [rule("tokens", "tokens", 100, "day")]
+    lua.at(BEGIN_S + 20)
+    run = run_of("r1", rules, tokens=12)
+    assert lua.reserve(run)[0] == 0
+    run.used = Used(prompt=10, cost=5)
+    lua.hold(run)
+    lua.at(BEGIN_S + 20 + LEASE_S)
+    assert lua.sweep() == 1
+    if tells_again:
+        lua.hold(run)
+    run.used, run.status = Used(), "failed"
+    for _ in range(2):
+        lua.settle(run)
+    assert lua.reserve(run_of("r2", rules, tokens=0))[2] == [100]
+    assert [(status, used["prompt"], used["cost"]) for _, status, used in lua.ledger()] == [
+        ("lost", 10, 5), ("correction", -10, -5)
+    ]  # fmt: skip
+
+
 def test_who_is_cancelled_because_another_has_it_ends_nothing_of_the_others(lua):
     """A gateway that froze over a batch's line wakes while the next one is at it."""
     rules = [rule("few", "concurrent", 1)]
