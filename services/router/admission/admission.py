@@ -322,7 +322,7 @@ class Admission:
 
     def _tell(self) -> None:
         """Tells Redis what has gathered, before whatever else it is asked. While it is away that
-        waits."""
+        waits: of what has left the latest."""
         if self.away:
             return
         for model, told in self._news.take().items():
@@ -384,6 +384,7 @@ class Admission:
         log.warning("admission goes on without Redis: %s", error)
         self.away = True
         self._room.forget()
+        self._news.drop_held()
         metrics.redis_away.set(1)
         self._enter_again([t for t in self._tickets.values() if t.waits])
 

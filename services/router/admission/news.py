@@ -8,8 +8,8 @@ turn.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from services.router.admission.room import Room
 from services.router.admission.ticket import Ticket
 
 GATHER_S = 0.01
-_KEPT = 10_000  # of those that have left, of each model, while Redis is away
+_KEPT = 10_000  # of those that have left, of each model: more gather only while Redis is away
 
 
 class Leaver(NamedTuple):
@@ -25,12 +25,17 @@ class Leaver(NamedTuple):
     missed: float  # work, when it was charged
 
 
+def _latest(left: Iterable[Leaver] = ()) -> deque[Leaver]:
+    """What is told of at once is bounded: those that left before have leases, which end as well."""
+    return deque(left, maxlen=_KEPT)
+
+
 @dataclass
 class Told:
     """Of one model."""
 
     held: list[Ticket] = field(default_factory=list)
-    left: list[Leaver] = field(default_factory=list)
+    left: deque[Leaver] = field(default_factory=_latest)
 
 
 class News:
@@ -56,11 +61,18 @@ class News:
         self._gathered[model].left.append(leaver)
         self._leave_within(GATHER_S if self._room.is_wide(model) else 0.0)
 
-    def keep(self, model: str, left: list[Leaver]) -> None:
-        """These could not be told; when Redis is back they can. Should it be too many, leases end
-        as well."""
+    def keep(self, model: str, left: Iterable[Leaver]) -> None:
+        """These could not be told; when Redis is back they can."""
         told = self._gathered[model]
-        told.left = (left + told.left)[-_KEPT:]
+        told.left = _latest([*left, *told.left])
+
+    def drop_held(self) -> None:
+        """Redis cannot be told of them. Of those that hold their slots when it is back, renewals
+        tell."""
+        for model, told in self._gathered.items():
+            for _ in told.held:
+                self._room.entered(model)
+            told.held.clear()
 
     def take(self) -> dict[str, Told]:
         """All that has gathered, by model."""

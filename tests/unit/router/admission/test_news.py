@@ -54,6 +54,22 @@ async def test_nothing_is_called_for_what_was_taken(monkeypatch):
     assert calls == [1]
 
 
+async def test_of_what_leaves_the_latest_wait_while_nobody_takes_it(monkeypatch):
+    """All of it is told in one call, which Redis must bear."""
+    monkeypatch.setattr(news, "_KEPT", 3)
+    gathered = News(cast(Any, Wide(True)), lambda: None)
+    for id in "abcd":
+        gathered.left("m", Leaver(id, 0.0))
+    gathered.left("n", Leaver("z", 0.0))
+    assert len(gathered) == 4
+    taken = gathered.take()["m"].left
+    assert [one.id for one in taken] == ["b", "c", "d"]
+    gathered.left("m", Leaver("e", 0.0))
+    gathered.keep("m", taken)
+    gathered.left("m", Leaver("f", 0.0))
+    assert [one.id for one in gathered.take()["m"].left] == ["d", "e", "f"]
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """What this test's routers call, by operation."""

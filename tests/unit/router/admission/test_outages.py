@@ -131,6 +131,32 @@ async def test_what_left_during_an_outage_frees_its_slot_after_it(make_routers, 
         await queued(end, 0, 0)
 
 
+async def test_what_went_ahead_as_redis_went_away_is_told_of_by_renewals(
+    make_routers, own_redis, monkeypatch
+):
+    """Only what holds its slot still; and there is as much room as before."""
+    monkeypatch.setattr(news, "GATHER_S", 1000.0)
+    routers = make_routers(own_redis.url)
+    end = await routers.add()
+    routers.capacity = 100
+    await queued(end, 0, 0)
+    stays, gone = ticket(), ticket()
+    for one in (stays, gone):
+        await end.admit(one)
+        assert one.order == "ahead"
+    own_redis.stop()
+    end._lose_redis(ConnectionError("away"))
+    assert not len(end._news)
+    assert not end._room._ahead.total()
+    end.leave(gone)
+    own_redis.start()
+    await until(lambda: not end.away)
+    await queued(end, 1, 0)
+    assert not end._room._ahead.total()
+    end.leave(stays)
+    await queued(end, 0, 0)
+
+
 async def test_a_burst_is_no_outage(routers, redis_url):
     routers.capacity = 2000
     end = await routers.add()
