@@ -9,13 +9,14 @@ then, what retrieval may hold of it is removed last.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import grpc
 
 from protos.common_pb2 import Caller, Usage
-from services.common.errors import PenstockError
+from services.common.errors import PenstockError, unavailable
 from services.common.redis import RedisAway
 from services.common.telemetry import Telemetry
 from services.gateway.identity.principal import Principal, Refused
@@ -45,10 +46,11 @@ from services.gateway.stores.store_records import StoreRecords
 log = logging.getLogger(__name__)
 
 ROUTE = "index"  # in the ledger
-QUEUEING_S = 1800.0  # a file waits so long for room in limits, or has failed
+QUEUEING_S = 1800.0  # a file that does not come on waits so long, or has failed
 INDEXING_S = 2700.0  # its indexing ends within this
 _AT_ONCE = 2
 _QUEUE = 4096  # files of one tenant; tenants are those to whom the operator gave keys
+_TIMEOUT = "timeout"
 _LOSSES = frozenset({"index_lost", "document_changed"})
 _MOST_LOSSES = 2
 _AGAIN_S = 2.0
@@ -82,6 +84,14 @@ class Task(Attachment):
 
     who: Grantee
     losses: int = 0  # of retrieval, while it was at it
+    done: int = 0  # chunks, as the last try ended
+    since: float = 0.0  # when that became more
+
+    def coming_on(self, done: int) -> "Task":
+        """Itself, where no more is done than was."""
+        if done <= self.done:
+            return self
+        return self.model_copy(update={"done": done, "since": time.time()})
 
 
 class Indexing:
@@ -112,6 +122,7 @@ class Indexing:
         self._meter = meter
         self._jobs = jobs
         self._standing = standing
+        self._embedders = embedders
         self._most_chars = max_chars
 
     async def expect(self, who: Principal, files: int, model: str = "") -> None:
@@ -216,15 +227,15 @@ class Indexing:
             await self._outcomes.note(_caller(job, task), attached)
 
     async def _carry(self, job: Claimed, task: Task, attached: AttachedFile) -> None:
-        caller = _caller(job, task)
+        caller, named = _caller(job, task), ""
         try:
             who = await self._standing.of(task.who)
             named = await self._records.embedding_model(job.queue.tenant, task.store)
-            metered = await self._let_in(who, job, attached, named)
+            metered = await self._let_in(who, job, task, attached, named)
             used = Usage()  # of a served model, whose work is not free where it is given up
             metered.usage = lambda: used
             try:
-                async with asyncio.timeout(INDEXING_S):
+                async with _in_time():
                     reply = await self.searchable.index(
                         who.caller(task.request_id),
                         attached,
@@ -240,11 +251,9 @@ class Indexing:
                 raise
             attached.state = "completed"
         except PenstockError as error:
-            if error.reason in _LOSSES and task.losses < _MOST_LOSSES:
-                again = task.model_copy(update={"losses": task.losses + 1})
-                raise Later(again.model_dump_json(), _AGAIN_S) from None
-            if error.reason in _AWAY and _may_wait(attached):
-                raise Later(job.body, error.retry_after_s or _AGAIN_S) from None
+            if (again := self._again(task, attached, named, error)) is not None:
+                wait_s = error.retry_after_s if error.reason in _AWAY else 0.0
+                raise Later(again.model_dump_json(), wait_s or _AGAIN_S) from None
             attached.fail(error)
         except Refused as refused:
             attached.fail(str(refused))
@@ -257,8 +266,21 @@ class Indexing:
             attached.fail("internal error")
         await self._outcomes.note(caller, attached)
 
+    def _again(
+        self, task: Task, attached: AttachedFile, named: str, error: PenstockError
+    ) -> Task | None:
+        """As what it is to be tried again; None: it has failed. A served model computes others
+        first: a long file comes on a bit each time, and is not at fault."""
+        again = task.coming_on(attached.progress.done if attached.progress else 0)
+        is_late = error.reason == _TIMEOUT and self._embedders.serves(named)
+        if error.reason in _LOSSES or (is_late and again is task):
+            again = again.model_copy(update={"losses": task.losses + 1})
+            return again if again.losses <= _MOST_LOSSES else None
+        waits = is_late or (error.reason in _AWAY and _may_wait(attached, again))
+        return again if waits else None
+
     async def _let_in(
-        self, who: Principal, job: Claimed, attached: AttachedFile, named: str
+        self, who: Principal, job: Claimed, task: Task, attached: AttachedFile, named: str
     ) -> Metered:
         """With room in all limits. Raises Later where one has none for now."""
         model = named or await self._retrieval.model(INDEX_PATIENCE_S)
@@ -270,7 +292,7 @@ class Indexing:
         except PenstockError as error:
             if error.reason not in _FOR_NOW:
                 raise
-            if not _may_wait(attached):
+            if not _may_wait(attached, task):
                 raise TimeoutError from None
             raise Later(job.body, error.retry_after_s) from None
 
@@ -278,8 +300,19 @@ class Indexing:
         return Queue(self.name, tenant, "files")
 
 
-def _may_wait(file: AttachedFile) -> bool:
-    return time.time() <= file.created_at + QUEUEING_S
+@asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    """Raises UNAVAILABLE ("timeout")."""
+    try:
+        async with asyncio.timeout(INDEXING_S):
+            yield
+    except TimeoutError:
+        why = "indexing took too long"
+        raise unavailable(why, stage="gateway", reason=_TIMEOUT) from None
+
+
+def _may_wait(file: AttachedFile, task: Task) -> bool:
+    return time.time() <= max(file.created_at, task.since) + QUEUEING_S
 
 
 def _caller(job: Claimed, task: Attachment) -> Caller:

@@ -34,15 +34,16 @@ class Outcomes:
         return None
 
     def progress(self, caller: Caller, attached: AttachedFile) -> Tell:
-        """How far it is, noted in its record, though not each time that it is told."""
+        """How far it is, noted in `attached`, and in its record, though not each time that it is
+        told."""
         place, noted = (caller.tenant, attached.store, attached.id), -_NOTED_EVERY_S
 
         async def tell(progress: IndexProgress) -> None:
             nonlocal noted
+            attached.progress = now = Progress(done=progress.done, chunks=progress.chunks)
             if time.monotonic() - noted < _NOTED_EVERY_S:
                 return
             noted = time.monotonic()
-            now = Progress(done=progress.done, chunks=progress.chunks)
 
             def going_on(file: AttachedFile) -> AttachedFile | None:
                 if not _waits(file, attached.attachment):

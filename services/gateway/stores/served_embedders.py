@@ -38,6 +38,9 @@ class ServedEmbedders:
         self._tokenizers = tokenizers
         self._telemetry = telemetry
 
+    def serves(self, model: str) -> bool:
+        return model in self._served
+
     def of_file(self, caller: Caller, model: str, file_id: str, used: Usage) -> Embed | None:
         """None: the model is retrieval's own. What it returns adds its tokens to `used`, and raises
         UNAVAILABLE ("embedder_away"), and INVALID_ARGUMENT for a text that the model cannot

@@ -39,8 +39,8 @@ async def index(
 ) -> None:
     """Until the last step is done, searches find the document's earlier text, beside what is stored
     of the new one. What is broken off (a killed service, a client that is gone, something away or
-    full for now) stays stored, for who asks again; what fails is taken back. `ask`: who asks for it
-    tells a served model's vectors."""
+    full for now, a time that is over where others are computed first) stays stored, for who asks
+    again; what fails is taken back. `ask`: who asks for it tells a served model's vectors."""
     parts = parts.of_model(request.embedder)
     if (ask is None) == isinstance(parts.model, ServedModel):
         raise _asked_otherwise(parts.model.name, is_told=ask is not None)
@@ -75,7 +75,7 @@ async def index(
             parts.store.discard(draft)
         raise
     except TimeoutError:
-        if not request.reindexing:  # that waits behind others, and is gone on with
+        if ask is None and not request.reindexing:  # these wait behind others, and are gone on with
             parts.store.discard(draft)
         raise
     chunks = len(document.chunks)

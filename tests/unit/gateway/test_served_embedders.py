@@ -3,12 +3,18 @@ waited for."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from protos.common_pb2 import PRIORITY_LOW
+from protos.retrieval_pb2 import IndexProgress
+from services.common.errors import unavailable
 from services.common.redis import connect
+from services.gateway.identity.standing import Grantee
+from services.gateway.jobs import jobs
 from services.gateway.stores import indexing
+from services.gateway.stores.store_files import AttachedFile
 from tests.support.gateway_parts import Opened
 from tests.support.stores_rig import CALLER, StoresRig
 from tests.support.waiting import until
@@ -73,6 +79,52 @@ async def test_while_the_model_is_away_a_file_waits(
     state, error = await outcome(rig, store)
     assert state == "failed"
     assert error.startswith("the embedding model 'axes': ")
+
+
+LATE = unavailable("index took longer than 1800 s", stage="retrieval", reason="timeout")
+
+
+@pytest.mark.parametrize("comes_on", [True, False])
+async def test_a_file_behind_others_is_gone_on_with_while_it_comes_on(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch, comes_on: bool
+) -> None:
+    monkeypatch.setattr(indexing, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(jobs, "_LOOK_EVERY_S", 0.01)
+    index, times = rig.retrieval.index, 0
+
+    async def slow(request: Any, span: Any, tell: Any, embed: Any) -> Any:
+        nonlocal times
+        times += 1
+        if times == 6:
+            return await index(request, span, tell, embed)
+        await tell(IndexProgress(done=64 * times if comes_on else 64, chunks=640))
+        raise LATE
+
+    monkeypatch.setattr(rig.retrieval, "index", slow)
+    store = await rig.store(await rig.file(), embedding_model="axes")
+    assert await outcome(rig, store) == (
+        ("completed", "") if comes_on else ("failed", LATE.message)
+    )
+    assert times == (6 if comes_on else 4)
+
+
+async def test_a_file_of_retrieval_s_own_model_that_takes_too_long_has_failed(
+    rig: StoresRig,
+) -> None:
+    rig.retrieval.failure = LATE
+    store = await rig.store(await rig.file())
+    assert await outcome(rig, store) == ("failed", LATE.message)
+    assert rig.retrieval.begun == 1
+
+
+def test_a_file_that_comes_on_may_wait_anew_for_what_is_away() -> None:
+    about = {"store": "vs_1", "file": "file-1", "attachment": "a"}
+    who = Grantee(tenant="acme", user="key_1", at=0)
+    task = indexing.Task(who=who, **about)
+    file = AttachedFile(id="file-1", store="vs_1", filename="a", created_at=0, bytes=1)
+    assert not indexing._may_wait(file, task.coming_on(0))
+    assert indexing._may_wait(file, task.coming_on(64))
+    assert not indexing._may_wait(file, task.model_copy(update={"done": 64}).coming_on(64))
 
 
 async def test_what_the_model_cannot_read_fails_the_file_in_words(rig: StoresRig) -> None:

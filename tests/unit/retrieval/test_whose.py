@@ -14,6 +14,7 @@ import pytest
 from protos import retrieval_pb2 as pb
 from protos.common_pb2 import AttributeValue, Caller, Passage
 from services.common.config import RetrievalSettings
+from services.common.config.retrieval import ServedEmbedder
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.policy import NO_POLICY
 from services.common.telemetry import Telemetry
@@ -25,6 +26,7 @@ from services.retrieval.embedding_model import Read
 from services.retrieval.index.draft import Draft
 from services.retrieval.index.points import Found, Hit
 from services.retrieval.pipeline import indexing
+from services.retrieval.served_model import ServedModel
 from services.retrieval.text_reader import Tokens
 from services.retrieval.token_vectors import unpacked
 from tests.support.blob_folder import memory_blobs, pieces
@@ -151,11 +153,11 @@ class Parts:
     async def _publish(self, draft: Draft, *given: Any) -> None:
         self.stored.append((draft, *given))
 
-    async def index(self, text: bytes = b"x", **more: Any) -> pb.IndexReply:
+    async def index(self, text: bytes = b"x", ask: Any = None, **more: Any) -> pb.IndexReply:
         key = self.blobs.key("acme", "s")
         await self.blobs.put(key, pieces(text))
         asked = {"collection": "c", "source_id": "s", "title": "T", "blob": key, "revision": 7}
-        await self.run("index", pb.IndexRequest(caller=ME, **asked | more))
+        await self.run("index", pb.IndexRequest(caller=ME, **asked | more), ask=ask)
         return self.told[-1].reply
 
     async def read(self, text: bytes, **more: Any) -> str:
@@ -171,8 +173,8 @@ class Parts:
     async def _tell(self, news: Any) -> None:
         self.told.append(news)
 
-    async def run(self, name: str, request: Any) -> Any:
-        work = getattr(pipeline, name)
+    async def run(self, name: str, request: Any, **more: Any) -> Any:
+        work = partial(getattr(pipeline, name), **more)
         if name == "search":
             work = partial(work, within_s=5.0)
         if name in ("index", "read"):
@@ -319,19 +321,22 @@ async def test_what_the_present_model_has_whole_is_not_read_again(parts: Parts) 
     assert not parts.low
 
 
-@pytest.mark.parametrize("reindexing", [True, False])
+@pytest.mark.parametrize(("reindexing", "served"), [(True, False), (False, True), (False, False)])
 async def test_what_was_too_slow_stays_where_it_is_gone_on_with(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch, reindexing: bool
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, reindexing: bool, served: bool
 ) -> None:
+    if served:
+        model: Any = SimpleNamespace(fingerprint="f", reader=parts.model.reader)
+        parts.model = ServedModel("axes", ServedEmbedder(dimension=3), model)
     parts.document = CutDocument([Chunk("T", "x", 0, 1, 1)], [[1]], 0)
 
-    async def slow(*_: object, **more: object) -> np.ndarray:
+    async def slow(*_: object, **more: object) -> Any:
         raise TimeoutError
 
     monkeypatch.setattr(parts.embedder, "read", slow)
     with pytest.raises(TimeoutError):
-        await parts.index(reindexing=reindexing)
-    assert len(parts.discarded) == (not reindexing)
+        await parts.index(ask=slow if served else None, reindexing=reindexing)
+    assert len(parts.discarded) == (not (reindexing or served))
 
 
 async def test_a_digest_is_of_all_that_chunks_are_made_from(
