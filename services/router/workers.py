@@ -34,11 +34,10 @@ class Sent:
 
 
 class Event(NamedTuple):
-    """Blocks that came or went, on the device or below it."""
+    """Blocks that came or went."""
 
     stored: bool
     hashes: bytes
-    below: bool
 
 
 @dataclass(eq=False)
@@ -49,12 +48,17 @@ class Worker:
     holder: Holder
     load: worker_pb2.Load
     unseen: list[Sent] = field(default_factory=list)
-    events: deque["Event"] = field(default_factory=deque)  # not yet in the index
+    events: deque[Event] = field(default_factory=deque)  # of its device, not yet in the index
+    below: deque[Event] = field(default_factory=deque)  # the same of its disk
     prefill_measured_s: float = field(default_factory=time.monotonic)  # when its rates last moved
     step_measured_s: float = field(default_factory=time.monotonic)
     breaker: Breaker = field(default_factory=Breaker)
     peers: Callable[[], "list[Worker]"] = list  # the others of its checkpoint
     adapters: frozenset[str] | None = None  # digests, as of its news; None: it has told none yet
+
+    def waiting(self, below: bool) -> deque[Event]:
+        """Its news that are not in the index yet."""
+        return self.below if below else self.events
 
     @property
     def id(self) -> str:
@@ -149,6 +153,7 @@ class Workers:
         self._on_change = on_change
         self._changed = asyncio.Event()
         self._chores: asyncio.Handle | None = None
+        self._first = {False: 0, True: 0}  # worker whose events are next, by `below`
         self._peers = Peers(
             redis,
             settings,
@@ -281,10 +286,11 @@ class Workers:
             worker.unseen = [sent for sent in worker.unseen if sent.news_left > 0]
         if news.snapshot:
             worker.events.clear()
+            worker.below.clear()
             self.index.remove(worker.holder)
             worker.holder = self.index.add()
-        for below, events in ((False, news.events), (True, news.below)):
-            worker.events.extend(Event(one.stored, one.hashes, below) for one in events)
+        for below, told in ((False, news.events), (True, news.below)):
+            worker.waiting(below).extend(Event(one.stored, one.hashes) for one in told)
         self._do_chores()
 
     def _on_state(self, peer: Peer, state: LinkState) -> None:
@@ -306,31 +312,44 @@ class Workers:
         self._on_change()
 
     def _do_chores(self) -> None:
-        """Takes in events and sweeps, at most a slice of each per turn of the loop."""
+        """Takes in events and sweeps, at most a slice of each per turn of the loop. What workers
+        have on their devices comes first: on disk one may have a million blocks."""
         if self._chores is not None:
             return
-        left = _SLICE
-        for worker in self._workers.values():
-            while worker.events and left > 0:
-                left -= self._take_in(worker, left)
-        more = self.index.sweep(_SLICE) or any(w.events for w in self._workers.values())
-        if more:
+        left = self._take_in_all(_SLICE, below=False)
+        self._take_in_all(left, below=True)
+        waiting = any(w.events or w.below for w in self._workers.values())
+        if self.index.sweep(_SLICE) or waiting:
             self._chores = asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
         self._chores = None
         self._do_chores()
 
-    def _take_in(self, worker: Worker, limit: int) -> int:
+    def _take_in_all(self, limit: int, *, below: bool) -> int:
+        """From one worker after the other, behind the one where the last slice ended; returns how
+        many hashes more the slice may have."""
+        workers = list(self._workers.values())
+        for n in range(first := self._first[below], first + len(workers)):
+            worker = workers[n % len(workers)]
+            while limit > 0 and worker.waiting(below):
+                limit -= self._take_in(worker, limit, below)
+            if limit <= 0:
+                self._first[below] = (n + 1) % len(workers)
+                break
+        return limit
+
+    def _take_in(self, worker: Worker, limit: int, below: bool) -> int:
         """Applies the worker's oldest event, or its first `limit` hashes; returns how many."""
-        event = worker.events.popleft()
+        events = worker.waiting(below)
+        event = events.popleft()
         raw = event.hashes
         if len(raw) > limit * DIGEST_SIZE:
-            worker.events.appendleft(event._replace(hashes=raw[limit * DIGEST_SIZE :]))
+            events.appendleft(event._replace(hashes=raw[limit * DIGEST_SIZE :]))
             raw = raw[: limit * DIGEST_SIZE]
         hashes = [raw[i : i + DIGEST_SIZE] for i in range(0, len(raw), DIGEST_SIZE)]
         apply = self.index.store if event.stored else self.index.evict
-        apply(worker.holder, hashes, event.below)
+        apply(worker.holder, hashes, below)
         return max(1, len(hashes))
 
 

@@ -232,6 +232,36 @@ async def test_news_are_taken_in_in_their_order_in_slices() -> None:
     assert match(blocks(5000, 10)) == {pool.workers._of(one).holder.bit: 10}, "few at once"
 
 
+async def test_what_is_on_ones_disk_holds_up_nothing_that_is_on_a_device(
+    workers: Workers,
+) -> None:
+    """A worker that is attached with a full disk tells of a million blocks at once."""
+    first, second, third = (serving(workers, "both", places) for places in (1, 2, 3))
+    disks = {peer: blocks(n * 10_000, 4000) for n, peer in enumerate((first, second), 1)}
+    for peer, held in disks.items():
+        told = worker_pb2.WorkerNews()
+        told.below.add(stored=True, hashes=b"".join(held))
+        workers._on_news(peer, told.SerializeToString())
+    chain = blocks(0, 1000)
+    workers._on_news(third, news(chain))
+    await asyncio.sleep(0)
+    assert workers.index.match(chain) == {workers._of(third).holder.bit: 1000}
+    while workers._chores is not None:
+        come = [len(workers._of(peer).holder.below) for peer in (first, second)]
+        assert abs(come[0] - come[1]) <= 2048, "in turns"
+        await asyncio.sleep(0)
+    for peer, held in disks.items():
+        assert workers.index.match_below(held) == {workers._of(peer).holder.bit: (4000, 4000)}
+
+
+async def test_a_device_with_many_blocks_holds_up_no_other(workers: Workers) -> None:
+    first, second = (serving(workers, "both", places) for places in (1, 2))
+    workers._on_news(first, news(blocks(10_000, 5000)))
+    workers._on_news(second, news(blocks(0, 10)))
+    await asyncio.sleep(0)
+    assert workers.index.match(blocks(0, 10)) == {workers._of(second).holder.bit: 10}
+
+
 async def test_what_a_worker_held_goes_with_it() -> None:
     pool = Pool()
     one, other = pool.peer("one"), pool.peer("other")
