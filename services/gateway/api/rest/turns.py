@@ -16,7 +16,6 @@ from services.gateway.api.schema import read_aside, validated
 from services.gateway.parts import Gateway
 from services.gateway.runs.lasting.run import Ending
 from services.gateway.runs.lasting.stored import answer_of
-from services.gateway.runs.prompt import Answer
 
 NOT_JOINED = "input and output could not be added to the conversation"
 
@@ -43,34 +42,36 @@ async def add_turn(
 
 
 async def turn_of(gateway: Gateway, stored: StoredRun) -> Ending | None:
-    """What ends a run that is a turn in a conversation."""
-    if stored.route != ROUTE:
+    """What ends a run that is a turn in a conversation. It keeps nothing of what is stored."""
+    if stored.route != ROUTE or (await _told(stored))["response"].get("conversation") is None:
         return None
+    return partial(_end, gateway, stored.caller.tenant, stored.request_id)
+
+
+async def _told(stored: StoredRun) -> dict[str, Any]:
     text = stored.told
-    told = await read_aside(len(text), lambda: json.loads(text))
-    if told["response"].get("conversation") is None:
-        return None
-    return partial(_end, gateway, stored, told)
+    told: dict[str, Any] = await read_aside(len(text), lambda: json.loads(text))
+    return told
 
 
-async def _end(gateway: Gateway, stored: StoredRun, told: dict[str, Any]) -> list[str]:
+async def _end(gateway: Gateway, tenant: str, id: str) -> list[str]:
     """By what was written of it: whoever ends it, its items are the same."""
-    answer: Answer | None = None
-    items = Items(stored.request_id, results=told.get("results", False))
-    tenant = stored.caller.tenant
-    async with aclosing(gateway.runs.store.written((tenant, stored.request_id))) as events:
+    place, answer = (tenant, id), None
+    if (stored := await gateway.runs.store.find(place)) is None:  # it was deleted
+        return []
+    told = await _told(stored)
+    items = Items(id, results=told.get("results", False))
+    async with aclosing(gateway.runs.store.written(place)) as events:
         async for event in events:
             if event.HasField("begun"):
-                answer = answer_of(stored.request_id, event.begun)
+                answer = answer_of(id, event.begun)
             elif event.HasField("delta") and answer is not None:
                 answer.add([event.delta.delta])
                 items.push(answer, event.delta.delta)
-    if answer is None:  # it was deleted
+    if answer is None:  # likewise
         return []
     items.close(answer, status_of(answer))
     said = [validated(Item, item) for item in told["input"]]
     models = {stored.model, answer.model}  # asked, and has answered
     conversation = told["response"]["conversation"]["id"]
-    return await add_turn(
-        gateway, tenant, conversation, stored.request_id, said, items.output, models
-    )
+    return await add_turn(gateway, tenant, conversation, id, said, items.output, models)

@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
-from protos.runs_pb2 import RunEvents, StoredRun
+from protos.runs_pb2 import RunEvents
 from services.common.errors import PenstockError
 from services.common.redis import RedisAway
 from services.gateway import metrics
@@ -25,7 +23,7 @@ from services.gateway.runs.lasting.failures import (
     lost,
     too_large,
 )
-from services.gateway.runs.lasting.run import Ending, Run
+from services.gateway.runs.lasting.run import EndingOf, Run
 from services.gateway.runs.lasting.store import Hold, RunStore
 from services.gateway.runs.lasting.stored import caller_of, failed, text_of
 from services.gateway.runs.lasting.takeover import taken_over
@@ -42,9 +40,6 @@ _NO_ROOM = frozenset({"too_many_requests", "too_many_bytes"})
 _ELSEWHERE = frozenset({"draining", *_NO_ROOM})  # why another gateway is to have it
 _CLAIMED = 8  # at one look
 _WHY = {"cancelled": cancelled, "full": too_large, "away": away}  # an end that is not `lost`
-
-
-EndingOf = Callable[[Gateway, StoredRun], Awaitable[Ending | None]]
 
 
 class OwnRuns:
@@ -79,7 +74,6 @@ class OwnRuns:
 
     def run(self, run: Run, principal: Principal) -> None:
         assert self._gateway is not None
-        run.ending = partial(self._ending_of, self._gateway, run.stored)
         self._runs[run.request_id] = run
         run.task = asyncio.create_task(self._carry(run, principal), name=f"run {run.request_id}")
         run.task.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -174,6 +168,7 @@ class OwnRuns:
 
     async def _take_over(self, hold: Hold, killed: int) -> None:
         """Raises one of `RedisAway`."""
+        assert self._gateway is not None
         if killed > MAX_KILLED:  # before anything of it is looked at
             return await self._end(hold, gave_up())
         metrics.runs.labels("taken_over").inc()
@@ -182,7 +177,10 @@ class OwnRuns:
             stored = await self.store.find(hold.place)
             if stored is None:
                 return
-            run = await taken_over(self.store, hold, stored, keeps_ids=self.keeps_ids)
+            ending = await self._ending_of(self._gateway, stored)
+            run = await taken_over(
+                self.store, hold, stored, ending=ending, keeps_ids=self.keeps_ids
+            )
             principal = caller_of(stored.caller)
         except RedisAway:
             raise

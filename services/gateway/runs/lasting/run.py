@@ -12,6 +12,7 @@ from services.common.redis import RedisAway
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
+from services.gateway.parts import Gateway
 from services.gateway.runs.delivery import joined
 from services.gateway.runs.lasting.failures import away, cancelled, lost
 from services.gateway.runs.lasting.store import Hold, RunStore, Verdict
@@ -35,6 +36,8 @@ Ending = Callable[[], Awaitable[Sequence[str]]]
 """What is done with an answer that is whole, before its end is told: it may be carried out twice,
 which is the same as once. Returns what could not be done. Raises one of `RedisAway`."""
 
+EndingOf = Callable[[Gateway, StoredRun], Awaitable[Ending | None]]
+
 
 class Run:
     """front.Front: what comes is written, the first event at once and others as they gather.
@@ -52,12 +55,13 @@ class Run:
         stored: StoredRun,
         prompts: list[Prompt],
         *,
+        ending: Ending | None,
         keeps_ids: bool,
         traceparent: str | None = None,
     ) -> None:
-        """`keeps_ids`: the answer's tokens are stored while it runs."""
+        """`ending`: None: nothing is to be done. `keeps_ids`: the answer's tokens are stored while
+        it runs. `stored` may be large, and is not kept: Redis has it."""
         self.hold = hold
-        self.stored = stored
         self.traceparent = traceparent
         self.request_id = stored.request_id
         self.route = stored.route
@@ -69,10 +73,10 @@ class Run:
         self.finishing = False  # what is written now is its end
         self.over: str | None = None  # why: cancelled, lost, leaving, full, away, failed
         self.task: asyncio.Task[None] | None = None
-        self.ending: Callable[[], Awaitable[Ending | None]] | None = None
         self._was_anothers = False
         self._store = store
         self._prompts = prompts
+        self._ending = ending
         self._size = stored.ByteSize()
         self._keeps_ids = keeps_ids
         self._told: set[int] = set()  # answers, by their index
@@ -151,11 +155,10 @@ class Run:
     async def _end(self) -> Sequence[str]:
         """Does what is to be done with the answer, once however many gateways come to this: what of
         it could not be."""
-        ending = None if self.ending is None else await self.ending()
-        if ending is None:
+        if self._ending is None:
             return ()
         _check(await _until_taken(lambda: self._store.seal(self.hold)))
-        return await _until_taken(ending)
+        return await _until_taken(self._ending)
 
     # ---- its end ------------------------------------------------------------------------------
 

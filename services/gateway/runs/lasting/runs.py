@@ -26,8 +26,8 @@ from services.gateway.runs.lasting.failures import (
     too_large,
 )
 from services.gateway.runs.lasting.feeds import Feeds
-from services.gateway.runs.lasting.own import EndingOf, OwnRuns
-from services.gateway.runs.lasting.run import Run
+from services.gateway.runs.lasting.own import OwnRuns
+from services.gateway.runs.lasting.run import EndingOf, Run
 from services.gateway.runs.lasting.store import Hold, RunStore
 from services.gateway.runs.lasting.stored import (
     failed,
@@ -65,6 +65,7 @@ class Runs:
         self.store = RunStore(redis, namespace, owner, settings)
         self._feeds = Feeds(redis, self.store, settings.lease_s)
         self._followers = Shares(settings.max_followers)
+        self._ending_of = ending_of
         self._own = OwnRuns(self.store, settings.lease_s, ending_of)
         self._gateway: Gateway | None = None
 
@@ -127,6 +128,7 @@ class Runs:
             hold,
             stored,
             list(prompts),
+            ending=await self._ending_of(self._gateway, stored),
             keeps_ids=self._own.keeps_ids,
             traceparent=front.traceparent,
         )
