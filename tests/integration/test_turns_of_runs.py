@@ -159,21 +159,40 @@ async def test_its_gateway_is_lost_between_turn_and_end(
     assert await talk.texts() == ["Hello", "1: Hello", "Behind"]
 
 
+@pytest.mark.parametrize("what", ["cancel", "delete"])
 async def test_a_whole_answer_is_cancelled_no_more(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch
+    talk: Talk, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
+    """Who asks for that, or deletes it, hears of it when it has ended."""
     own = talk.rig.gateway
-    add = own.conversations.add
+    add, cancel = own.conversations.add, own.runs.store.cancel
+    go_on, verdicts = asyncio.Event(), list[str]()
 
-    async def cancelled_meanwhile(*told: Any, turn: str, **more: Any) -> None:
+    async def noted(*told: Any) -> Any:
+        verdicts.append(await cancel(*told))
+        go_on.set()
+        return verdicts[-1]
+
+    async def waits(*told: Any, turn: str, **more: Any) -> None:
         assert REQUEST.fits(turn)
-        await own.runs.cancel(talk.tenant, turn)
+        begun.set_result(turn)
+        await go_on.wait()
         await add(*told, turn=turn, **more)
 
-    monkeypatch.setattr(own.conversations, "add", cancelled_meanwhile)
-    begun = await talk.ask("Hello", background=True)
-    assert (await talk.ended(begun.id)).status == "completed"
+    begun = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(own.runs.store, "cancel", noted)
+    monkeypatch.setattr(own.conversations, "add", waits)
+    response = await talk.ask("Hello", background=True)
+    turn = await begun
+    told = await getattr(talk.client.responses, what)(response.id)
+    assert verdicts == ["sealed"]
     assert await talk.texts() == ["Hello", "1: Hello"]
+    if what == "cancel":
+        assert told.status == "completed"
+    await until(lambda: own.records.find(turn, talk.tenant) is not None)
+    record = own.records.find(turn, talk.tenant)
+    assert record is not None
+    assert record.error is None
 
 
 async def test_what_was_cancelled_is_no_part_of_it(talk: Talk) -> None:

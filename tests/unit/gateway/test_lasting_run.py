@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from protos.common_pb2 import FINISH_STOP
 from protos.runs_pb2 import RunEvent, RunEvents, StoredCaller, StoredPrompt, StoredRun
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.config import RunsSettings
+from services.common.errors import PenstockError
 from services.common.redis import Redis
 from services.gateway.api.rest.stored_responses import ROUTE
 from services.gateway.api.rest.turns import turn_of
@@ -122,3 +124,31 @@ async def test_tokens_are_gone_on_behind_only_where_all_are_known(
     assert prompt.request.text == "a"
     assert prompt.so_far.anew is anew
     assert [id for delta in prompt.so_far.deltas for id in delta.token_ids] == ([] if anew else ids)
+
+
+async def test_a_turn_whose_end_was_deleted_before_its_owner_heard_of_it_has_ended(
+    store: Callable[..., RunStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis took the end, went away, and was asked again behind the deletion."""
+    one = store()
+    finish = one.finish
+
+    async def away(*told: Any) -> Any:
+        monkeypatch.setattr(one, "finish", finish)
+        assert await finish(*told) == "ok"
+        await one.drop(PLACE)
+        raise ConnectionError
+
+    async def ending() -> list[str]:
+        return []
+
+    for its in (ending, None):
+        await one.begin(PLACE, BODY, "", "d")
+        run = Run(one, OURS, STORED, [], ending=its, keeps_ids=False)
+        answer = Answer("req_1", "m", [])
+        await run.write(answer, [TextDelta(text="a")])
+        monkeypatch.setattr(one, "finish", away)
+        monkeypatch.setattr("services.gateway.runs.lasting.run._RETRY_S", 0.0)
+        with nullcontext() if its else pytest.raises(PenstockError, match="has the run no more"):
+            await run.finish([answer], None)
+        run.close()

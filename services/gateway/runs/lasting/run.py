@@ -15,7 +15,7 @@ from services.gateway.metering.prices import Cost
 from services.gateway.parts import Gateway
 from services.gateway.runs.delivery import joined
 from services.gateway.runs.lasting.failures import away, cancelled, lost
-from services.gateway.runs.lasting.store import Hold, RunStore, Verdict
+from services.gateway.runs.lasting.store import Hold, RunStore
 from services.gateway.runs.lasting.stored import (
     begun,
     failed,
@@ -150,7 +150,8 @@ class Run:
         self._seq += 1
         events = _packed(finished(cost, warnings))
         verdict = await _until_taken(lambda: self._store.finish(self.hold, self._seq, events))
-        _check(verdict)
+        if verdict != "gone" or self._ending is None:
+            _check(verdict)  # sealed it ends in no other way: it was deleted behind its end
 
     async def _end(self) -> Sequence[str]:
         """Does what is to be done with the answer, once however many gateways come to this: what of
@@ -249,7 +250,7 @@ def _packed(event: RunEvent) -> str:
     return text_of(RunEvents(events=[event]))
 
 
-def _check(verdict: Verdict | None) -> None:
+def _check(verdict: str) -> None:
     """Of a run that was to end."""
     if verdict == "cancelled":
         raise cancelled()

@@ -22,7 +22,7 @@
 --            `resumes` (1 or 0): its client has events of it already, so it must be there
 --   add      tenant, id, epoch, seq, events, (index, ids)*  -> ok | lost | cancelled | full
 --   seal     tenant, id, epoch  -> ok | lost | cancelled: its answer is whole, and is cancelled no more
---   finish   tenant, id, epoch, seq, events  -> ok | lost | cancelled
+--   finish   tenant, id, epoch, seq, events  -> ok | lost | cancelled | gone
 --   fail     tenant, id, epoch, events  -> ok | lost | cancelled: its last write; its name is free
 --   refuse   tenant, id, epoch, events  -> it was not let in: whoever waits under its name hears why
 --   renew    tenant, id, epoch  -> ok | lost | cancelled
@@ -30,7 +30,7 @@
 --   claim    owner  -> tenant, id, epoch, how many owners it has killed; or nothing
 --   keep     tenant, id, body, events, about  -> ok | full: a run that is whole already
 --   describe tenant, id, before, after  -> ok | gone | changed | full: of what is told about it
---   cancel   tenant, id, events  -> none | ended | cancelled: these are its last words
+--   cancel   tenant, id, events  -> none | ended | sealed: it ends soon | cancelled: these are its last words
 --   drop     tenant, id  -> how many there were
 
 local root = KEYS[1]
@@ -209,6 +209,7 @@ function ops.finish(tenant, id, epoch, seq, events)
   if verdict ~= 'lost' then return verdict end
   local state, holds, last = unpack(
     call('HMGET', key('run', tenant, id), 'state', 'epoch', 'seq'))
+  if not state then return 'gone' end
   return state == 'ended' and holds == epoch and last == seq and 'ok' or 'lost'
 end
 
@@ -305,7 +306,8 @@ function ops.cancel(tenant, id, events)
   local run = key('run', tenant, id)
   local state, sealed = unpack(call('HMGET', run, 'state', 'sealed'))
   if not state then return 'none' end
-  if state == 'ended' or sealed then return 'ended' end
+  if state == 'ended' then return 'ended' end
+  if sealed then return 'sealed' end
   close_failed(tenant, id, events)
   call('HSET', run, 'cancelled', 1)
   return 'cancelled'

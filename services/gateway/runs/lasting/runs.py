@@ -28,7 +28,7 @@ from services.gateway.runs.lasting.failures import (
 from services.gateway.runs.lasting.feeds import Feeds
 from services.gateway.runs.lasting.own import OwnRuns
 from services.gateway.runs.lasting.run import EndingOf, Run
-from services.gateway.runs.lasting.store import Hold, RunStore
+from services.gateway.runs.lasting.store import Hold, Place, RunStore
 from services.gateway.runs.lasting.stored import (
     failed,
     stored_caller,
@@ -263,7 +263,7 @@ class Runs:
 
     async def cancel(self, tenant: str, id: str) -> None:
         """It has ended when this returns, whoever runs it: its owner stops at its next write or
-        look. What has ended before stays as it is."""
+        look. What has ended before stays as it is; what is sealed is waited for."""
         last = text_of(RunEvents(events=[failed(cancelled())]))
         try:
             what = await self.store.cancel((tenant, id), last)
@@ -271,6 +271,17 @@ class Runs:
             raise away() from None
         if what == "cancelled":
             self._own.cancel(id)
+        elif what == "sealed":
+            await self._end_of((tenant, id))
+
+    async def _end_of(self, place: Place) -> None:
+        try:
+            async with aclosing(self._feeds.follow(place, _PATIENCE_S)) as events:
+                async for event in events:
+                    if event.HasField("finished") or event.HasField("failed"):
+                        return
+        except RedisAway:
+            raise away() from None
 
     async def drop(self, tenant: str, id: str) -> bool:
         await self.cancel(tenant, id)

@@ -93,9 +93,10 @@ class RunStore:
         verdict: Verdict = await self._call("seal", *hold)
         return verdict
 
-    async def finish(self, hold: Hold, seq: int, events: str) -> Verdict:
-        """Its last write: the answer is whole."""
-        verdict: Verdict = await self._call("finish", *hold, seq, events)
+    async def finish(self, hold: Hold, seq: int, events: str) -> Verdict | Literal["gone"]:
+        """Its last write: the answer is whole. "gone": it was deleted, perhaps behind this very
+        write."""
+        verdict: Verdict | Literal["gone"] = await self._call("finish", *hold, seq, events)
         return verdict
 
     async def fail(self, hold: Hold, events: str) -> Verdict:
@@ -125,9 +126,13 @@ class RunStore:
         verdict: Verdict = await self._call("keep", *place, body, events, about)
         return verdict
 
-    async def cancel(self, place: Place, events: str) -> Literal["none", "ended", "cancelled"]:
-        """Ends what runs, at once: `events` are its last, and its owner writes no more."""
-        verdict: Literal["none", "ended", "cancelled"] = await self._call("cancel", *place, events)
+    async def cancel(
+        self, place: Place, events: str
+    ) -> Literal["none", "ended", "sealed", "cancelled"]:
+        """Ends what runs, at once: `events` are its last, and its owner writes no more. Nothing of
+        what is sealed: that ends soon."""
+        verdict: Literal["none", "ended", "sealed", "cancelled"]
+        verdict = await self._call("cancel", *place, events)
         return verdict
 
     async def drop(self, place: Place) -> bool:
