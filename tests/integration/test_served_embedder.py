@@ -36,6 +36,7 @@ class Gateway(Client):
     def __init__(self, stub: Any) -> None:
         super().__init__(stub)
         self.wanted: list[list[str]] = []
+        self.paid: list[int] = []
         self.tell: Callable[[list[str]], Any] = vectors
 
     async def index_served(
@@ -50,6 +51,8 @@ class Gateway(Client):
         async def answer(news: pb.IndexNews) -> pb.IndexTurn | None:
             if news.HasField("reply"):
                 replies.append(news.reply)
+            if news.HasField("progress"):
+                self.paid.append(news.progress.tokens)
             if not news.HasField("wanted"):
                 return None
             self.wanted.append([*news.wanted.texts])
@@ -134,12 +137,14 @@ async def test_what_was_stored_before_a_kill_is_not_asked_for_again(
         task = asyncio.create_task(client.index_served(text))
         await asyncio.gather(task, return_exceptions=True)
         assert [len(one) for one in client.wanted] == [4] * 3
+        assert client.paid == [0, 40, 80]
         assert await client.sources("boat", vector=vector("harbour")) == {}, "nothing in part"
     async with retrieval(redis_url, tmp_path) as client:
         reply = await client.index_served(text)
         assert sum(map(len, client.wanted)) == reply.chunks - 8
         of_all = 10 * (reply.chunks - 8)
         assert reply.tokens > of_all, "and as many as were counted here of what was there"
+        assert client.paid[0] == reply.tokens - of_all, "told first: who gives it up pays for it"
         assert await client.sources("boat", vector=vector("harbour")) == {"guide": True}
         client.wanted.clear()
         assert (await client.index_served(text, reindexing=True)).tokens == 0

@@ -8,6 +8,7 @@ import asyncio
 from protos import retrieval_pb2
 from protos.common_pb2 import Caller, Usage
 from protos.retrieval_pb2 import (
+    IndexProgress,
     IndexReply,
     IndexRequest,
     ReadRequest,
@@ -56,8 +57,8 @@ class Searchable:
         reindexing: bool = False,
     ) -> IndexReply:
         """Cancelled, where nobody wants it any more. `model`: the embedding model's name, as the
-        store's record has it. `used`: a served one's tokens so far. `reindexing`: unless that
-        model has."""
+        store's record has it. `used`: a served one's tokens so far, with those of what an
+        earlier try has stored. `reindexing`: unless that model has."""
         place = (attached.store, attached.id)
         revision = await self._records.revise(caller.tenant, *place, attached.attachment)
         if not revision:
@@ -74,9 +75,14 @@ class Searchable:
             reindexing=reindexing,
             embedder=model,
         )
+
+        async def heard(progress: IndexProgress) -> None:
+            used.prompt_tokens = max(used.prompt_tokens, progress.tokens)
+            await tell(progress)
+
         with self._telemetry.lone_span("index file", file_id=attached.id) as span:
             embed = self._embedders.of_file(caller, model, attached.id, used)
-            return await self._retrieval.index(request, span, tell, embed)
+            return await self._retrieval.index(request, span, heard, embed)
 
     async def text_of(self, caller: Caller, attached: AttachedFile, hold: Holding) -> str:
         """What searches could find of it, as one text. Raises INVALID_ARGUMENT for a document that

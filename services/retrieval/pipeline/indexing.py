@@ -162,7 +162,8 @@ async def _store(
         judged = await may_refuse(parts, policy)
         ahead = {at: await read(some) for at, some in batches.items() if some and judged}
         for at, some in batches.items():
-            progress = pb.IndexProgress(done=at, chunks=len(chunks))
+            paid = spent if ask is not None else 0
+            progress = pb.IndexProgress(done=at, chunks=len(chunks), tokens=paid)
             await tell(pb.IndexNews(progress=progress))
             if not some:
                 continue

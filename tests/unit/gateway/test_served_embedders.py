@@ -159,8 +159,12 @@ async def test_a_file_that_is_taken_out_gives_its_vectors_up(rig: StoresRig) -> 
     assert rig.tokenizers.opened[0].cancelled
 
 
-async def test_what_was_embedded_of_a_file_that_is_taken_out_is_paid_for(rig: StoresRig) -> None:
-    """Else whoever takes his files out before they are whole has the model for nothing."""
+@pytest.mark.parametrize("stored", [0, 7])
+async def test_what_was_embedded_of_a_file_that_is_taken_out_is_paid_for(
+    rig: StoresRig, stored: int
+) -> None:
+    """Else whoever takes his files out before they are whole has the model for nothing. `stored`:
+    of tries that something away has ended, which were not charged."""
 
     def once(opened: Opened) -> None:
         if len(rig.tokenizers.opened) == 1:
@@ -168,10 +172,11 @@ async def test_what_was_embedded_of_a_file_that_is_taken_out_is_paid_for(rig: St
 
     rig.tokenizers.script = once
     rig.retrieval.rounds = 2
+    rig.retrieval.progress = [IndexProgress(done=64, chunks=128, tokens=stored)]
     file = await rig.file()
     store = await rig.store(file, embedding_model="axes")
     await until(lambda: len(rig.tokenizers.opened) == 2, 5)
     await rig.stores.detach(CALLER, store, file.id)
     await rig.arrived()
     (run,) = rig.metered.settled
-    assert (run.status, run.used.prompt) == ("cancelled", 10)
+    assert (run.status, run.used.prompt) == ("cancelled", stored + 10)
