@@ -12,6 +12,7 @@ from protos.tokenizer_pb2 import PromptRequest
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import unavailable
 from services.common.link import LinkCall
+from services.gateway.intake import Place
 from services.gateway.runs.lasting.store import RunStore
 from tests.support.gateway_rig import MODEL, Rig, finish, gateway_rig, plan, send
 
@@ -142,6 +143,28 @@ async def test_of_a_list_no_more_is_read_than_is_told(
     page = await client.chat.completions.list(limit=1, metadata={"odd": "True"})
     assert page.has_more
     assert len(read) == 2  # one more says that there is one
+
+
+async def test_a_list_counts_what_it_reads_and_no_prompts(
+    client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else few chats with long ones would be too many to list at once."""
+    long = {"role": "system", "content": "x" * 100_000}
+    for text in ("Hello", "y" * 10_000):
+        await ask(client, messages=[long, {"role": "user", "content": text}])
+    held: list[int] = []
+    hold = Place.hold
+
+    def noted(place: Place, size: int) -> None:
+        held.append(size)
+        hold(place, size)
+
+    monkeypatch.setattr(Place, "hold", noted)
+    assert len(await listed(client)) == 2
+    answers = sorted(size for size in held if size)
+    assert len(answers) == 2
+    assert answers[0] < 5000
+    assert 10_000 < answers[1] < 20_000
 
 
 async def test_what_is_said_of_one_is_changed_and_it_is_deleted(client: openai.AsyncOpenAI) -> None:

@@ -59,10 +59,11 @@ async def list_chats(gateway: Gateway, exchange: Exchange, principal: Principal)
         nonlocal left
         runs = [_run_of(id) for id in ids]
         found: list[Item] = []
-        for run, text in zip(runs, await gateway.runs.about(principal.tenant, runs), strict=True):
+        listed = await gateway.runs.listed(principal.tenant, runs)
+        for run, (text, size) in zip(runs, listed, strict=True):
             about = orjson.loads(text) if text is not None and left else None
             if about is not None and _fits(about, query) and principal.covers(about["model"]):
-                exchange.place.hold(await gateway.runs.size(principal.tenant, run))
+                exchange.place.hold(size)
                 told = await _whole(gateway, principal, run, about)
                 if told is not None:
                     found.append({"id": _id_of(run), "told": told})

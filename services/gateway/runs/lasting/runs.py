@@ -232,17 +232,17 @@ class Runs:
         except RedisAway:
             raise away() from None
 
-    async def size(self, tenant: str, id: str) -> int:
-        """Bytes that are kept of it."""
-        try:
-            return await self.store.size((tenant, id))
-        except RedisAway:
-            raise away() from None
-
     async def about(self, tenant: str, ids: Sequence[str]) -> list[str | None]:
         """What was told about those that are in lists, and of the others None."""
         try:
             return await self.store.about(tenant, ids)
+        except RedisAway:
+            raise away() from None
+
+    async def listed(self, tenant: str, ids: Sequence[str]) -> list[tuple[str | None, int]]:
+        """As `about`, and bytes that are kept of its answers."""
+        try:
+            return await self.store.listed(tenant, ids)
         except RedisAway:
             raise away() from None
 

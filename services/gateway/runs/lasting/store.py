@@ -173,6 +173,17 @@ class RunStore:
                 pipe.hget(self._key("run", tenant, id), "about")
             return list(await pipe.execute())
 
+    async def listed(self, tenant: str, ids: Sequence[str]) -> list[tuple[str | None, int]]:
+        """As `about`, and bytes that are kept of it beside its request."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for id in ids:
+                pipe.hget(self._key("run", tenant, id), "about")
+                pipe.hget(self._key("sizes", tenant), id)
+                pipe.hstrlen(self._key("run", tenant, id), "body")
+            told = await pipe.execute()
+        each = zip(told[0::3], told[1::3], told[2::3], strict=True)
+        return [(about, int(size or 0) - body) for about, size, body in each]
+
     async def find(self, place: Place) -> StoredRun | None:
         body = await self._redis.hget(self._key("run", *place), "body")
         return None if body is None else run_of(str(body))
