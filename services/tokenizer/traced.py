@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from jinja2 import TemplateError, TemplateRuntimeError, Undefined, nodes
 from jinja2.runtime import Macro
-from jinja2.utils import Namespace
 
 from services.tokenizer.bounded_jinja import BoundedEnvironment, BoundedTemplate, Looks, joined
 from services.tokenizer.rendered import Rendered, Span
@@ -181,7 +180,8 @@ class _Environment(BoundedEnvironment):
         return super().getitem(obj, argument)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        hands_on = isinstance(__obj, Macro) or __obj is Namespace or __obj == __self.joined
+        is_kept = isinstance(__obj, Macro) or __obj is __self.globals["namespace"]
+        hands_on = is_kept or __obj == __self.joined
         given = [*args, *(value for name, value in kwargs.items() if name not in _SCOPES)]
         if not hands_on and not all(map(_is_plain, given)):
             raise LooksCloserError

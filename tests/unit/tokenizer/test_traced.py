@@ -28,6 +28,11 @@ LLAMA = """\
   {%- endif -%}
 {%- endfor -%}
 {{- '<|start|>assistant' -}}"""
+NAMED = """\
+{%- set ns = namespace(first=messages[0].content) -%}
+<|{{ messages[0].role }}|>{{ ns.first }}
+{%- for message in messages[1:] -%}<|{{ message.role }}|>{{ message.content | trim }}{%- endfor -%}
+<|assistant|>"""
 GIVEN = {"tools": None, "documents": None, "add_generation_prompt": True}
 BEHIND = "{{ messages[0].content }}{{ messages[1].content }}"
 
@@ -37,7 +42,7 @@ def written(source: str, says: tuple[bool, bool] = (True, True)) -> Written | No
     return Tracer(source).written(turns, says, GIVEN)
 
 
-@pytest.mark.parametrize("source", [DEMO, CHATML, LLAMA])
+@pytest.mark.parametrize("source", [DEMO, CHATML, LLAMA, NAMED])
 @given(
     st.lists(
         st.tuples(
@@ -58,7 +63,7 @@ def test_a_prompt_put_together_is_the_one_rendered(source: str, turns: Any) -> N
         assert known.render(talk) == rendering.render(talk)
 
 
-@pytest.mark.parametrize("source", [DEMO, CHATML, LLAMA])
+@pytest.mark.parametrize("source", [DEMO, CHATML, LLAMA, NAMED])
 def test_common_templates_are_executed_once_for_chats_of_a_shape(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
