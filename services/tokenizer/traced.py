@@ -183,8 +183,8 @@ class _Environment(BoundedEnvironment):
         is_kept = isinstance(__obj, Macro) or __obj is __self.globals["namespace"]
         hands_on = is_kept or __obj == __self.joined
         given = [*args, *(value for name, value in kwargs.items() if name not in _SCOPES)]
-        if not hands_on and not all(map(_is_plain, given)):
-            raise LooksCloserError
+        if not hands_on and not all(_is_plain(one) or isinstance(one, Macro) for one in given):
+            raise LooksCloserError  # what a macro writes is a content for whoever calls it, too
         return super().call(__context, __obj, *args, **kwargs)
 
 

@@ -33,6 +33,12 @@ NAMED = """\
 <|{{ messages[0].role }}|>{{ ns.first }}
 {%- for message in messages[1:] -%}<|{{ message.role }}|>{{ message.content | trim }}{%- endfor -%}
 <|assistant|>"""
+TRAINED = """\
+{%- for message in messages -%}
+  <|{{ message.role }}|>
+  {%- generation -%}{{ message.content | trim }}<|end|>{%- endgeneration -%}
+{%- endfor -%}
+<|assistant|>"""
 GIVEN = {"tools": None, "documents": None, "add_generation_prompt": True}
 BEHIND = "{{ messages[0].content }}{{ messages[1].content }}"
 
@@ -42,7 +48,7 @@ def written(source: str, says: tuple[bool, bool] = (True, True)) -> Written | No
     return Tracer(source).written(turns, says, GIVEN)
 
 
-@pytest.mark.parametrize("source", [DEMO, CHATML, LLAMA, NAMED])
+@pytest.mark.parametrize("source", [DEMO, CHATML, LLAMA, NAMED, TRAINED])
 @given(
     st.lists(
         st.tuples(
@@ -63,7 +69,7 @@ def test_a_prompt_put_together_is_the_one_rendered(source: str, turns: Any) -> N
         assert known.render(talk) == rendering.render(talk)
 
 
-@pytest.mark.parametrize("source", [DEMO, CHATML, LLAMA, NAMED])
+@pytest.mark.parametrize("source", [DEMO, CHATML, LLAMA, NAMED, TRAINED])
 def test_common_templates_are_executed_once_for_chats_of_a_shape(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +120,12 @@ def test_common_templates_are_executed_once_for_chats_of_a_shape(
         "{{ messages[0].content }}",  # twice, with what stands behind
         "{% if 'ma' in '%(role)s%(content)s' % messages[0] %}!{% endif %}",
         "{% if '%s.%s' % (messages[0].content, 1) == 'a' %}!{% endif %}",
+        "{% macro f() %}{{ messages[0].content }}{% endmacro %}{% if f() == 'a' %}!{% endif %}",
+        "{% macro f() %}{{ messages[0].content }}{% endmacro %}{{ [1] | map(f) | list }}",
+        "{% macro f(g) %}{{ g() | upper }}{% endmacro %}{% macro h() %}{{ messages[0].content }}"
+        "{% endmacro %}{{ f(h) }}",
+        "{% macro f() %}{{ caller() | length }}{% endmacro %}"
+        "{% call f() %}{{ messages[0].content }}{% endcall %}",
     ],
 )
 def test_a_template_that_looks_at_a_content_is_executed_for_each_chat(looks: str) -> None:
