@@ -42,9 +42,6 @@ class BlockIndex:
         self._gone: list[Holder] = []  # their bits are ignored by readers, and not reused yet
         self._live = 0  # mask of all bits that count
 
-    def __len__(self) -> int:
-        return len(self._masks.keys() | self._below.keys())
-
     def add(self) -> Holder:
         """A new holder of nothing."""
         if self._free_bits:

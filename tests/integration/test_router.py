@@ -9,6 +9,7 @@ from services.common.block_hash import block_hashes, tenant_salt
 from services.common.errors import invalid
 from services.common.link import LinkState
 from services.common.served_models import Checkpoint, entry, forget
+from tests.support.block_counts import known
 from tests.support.fake_worker import (
     BLOCK_SIZE,
     CHECKPOINT,
@@ -163,7 +164,7 @@ async def test_a_prompt_that_waits_for_its_reservation_counts(stack):
         for w, worker in enumerate(prefills):
             worker.tell(stored=[bytes([n, w]) * 8])
         index = stack.hosts[0].service._workers.index
-        await until(lambda n=n, index=index: len(index) == 2 * (n + 1))
+        await until(lambda n=n, index=index: known(index) == 2 * (n + 1))
     assert [w.running for w in prefills] == [2, 2]
     for worker in prefills:
         worker.gate.set()
@@ -268,13 +269,13 @@ async def test_cached_tokens_are_those_of_the_first_placement(stack):
     hashes = block_hashes(PROMPT, BLOCK_SIZE, tenant_salt("acme"))
     first.tell(stored=hashes[:4])
     link = await stack.router()
-    await until(lambda: len(stack.hosts[0].service._workers.index) == 4)
+    await until(lambda: known(stack.hosts[0].service._workers.index) == 4)
     answer = ask(link)
     await until(lambda: len(answer.tokens) == 3)
     assert answer.deltas[0].usage.cached_tokens == 64
     second = await stack.worker("w2")
     second.tell(stored=hashes)
-    await until(lambda: len(stack.hosts[0].service._workers.index) == len(hashes))
+    await until(lambda: known(stack.hosts[0].service._workers.index) == len(hashes))
     await first.kill()
     await answer.whole()
     assert answer.tokens == undisturbed()
