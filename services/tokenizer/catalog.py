@@ -35,7 +35,7 @@ class _Reading:
 
     served: Checkpoint  # as its worker of now says: another may have it elsewhere
     task: "asyncio.Task[None]"
-    tried: asyncio.Event = field(default_factory=asyncio.Event)  # once, at least
+    tried: asyncio.Event = field(default_factory=asyncio.Event)  # once, at least, or given up
     model: ServedModel | None = None
     why_not: str = "it is being read"
 
@@ -160,6 +160,7 @@ class Catalog:
             log.info("model %s is served no more", key)
             gone = self._readings.pop(key)
             gone.task.cancel()
+            gone.tried.set()  # adapters of it wait for that, and look for what is listed by then
             self._pools.forget(gone.served.model, gone.served.digest)
         for key, served in listed.items():
             if key in self._readings:

@@ -3,6 +3,7 @@ checkpoints of a name the one that its workers stand for is chosen."""
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -128,6 +129,36 @@ async def test_an_adapter_is_its_model_by_another_name(
     assert served.digest not in (base.digest, adapted(base, "pirate", "d2").digest)
     await until(lambda: window_is(catalog, "pirate", 100), 10)
     assert (await catalog.exactly("pirate", served.digest)).name == "pirate"
+
+
+async def test_an_adapter_does_not_wait_for_a_model_that_is_read_no_more(
+    redis: Redis,
+    settings: Settings,
+    catalog: Catalog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That was served no more amid its first reading, and is again."""
+    monkeypatch.setattr(module, "_RETRY_S", (0.02,))
+    load, go_on = module.load, threading.Event()
+    monkeypatch.setattr(module, "load", lambda *given: (go_on.wait(), load(*given))[1])
+    base = checkpoint(tmp_path, "base")
+    served = adapted(base, "pirate", "d1")
+    entry = await listing(redis, settings, base)
+    try:
+        await until(lambda: str(base) in catalog._readings, 10)
+        adapter = await listing(redis, settings, served)
+        await until(lambda: str(served) in catalog._readings, 10)
+        await entry.stop()
+        await until(lambda: str(base) not in catalog._readings, 10)
+        reading = catalog._readings[str(served)]
+        await until(lambda: reading.why_not.endswith("its model 'base' is not read"), 10)
+    finally:
+        go_on.set()
+    entry = await listing(redis, settings, base)
+    await until(lambda: reading.model is not None, 10)
+    for each in (entry, adapter):
+        await each.stop()
 
 
 async def window_is(catalog: Catalog, name: str, tokens: int) -> bool:
