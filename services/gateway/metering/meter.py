@@ -178,6 +178,13 @@ class Meter:
         if written is not None:
             await asyncio.wait([written], timeout=_LEDGER_S)
 
+    def charge(self, who: Principal, request_id: str, route: str, model: str, usage: Usage) -> None:
+        """For a request that was let in, failed, and is given up now: what it has used counts, but
+        for what it was charged before."""
+        metered = Metered(self._run_of(who, request_id, route, model, (0, 0)), self._prices)
+        metered.usage = lambda: usage
+        self.end(metered, asyncio.CancelledError())
+
     def end(
         self, metered: Metered, error: BaseException | None = None
     ) -> "asyncio.Future[None] | None":

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 import grpc
@@ -86,6 +86,8 @@ class Task(Attachment):
     losses: int = 0  # of retrieval, while it was at it
     done: int = 0  # chunks, as the last try ended
     since: float = 0.0  # when that became more
+    model: str = ""  # a served one, if
+    embedded: int = 0  # tokens, in tries that something away has ended, which were not charged
 
     def coming_on(self, done: int) -> "Task":
         """Itself, where no more is done than was."""
@@ -211,12 +213,13 @@ class Indexing:
         if attached is None:
             if job.claims > 1:  # whoever had it may have been in the middle of it
                 await self.searchable.forget(_caller(job, task), task)
-            return
+            return await self._charge_if_taken_out(tenant, task)
         place = Place(tenant, task.store, task.file)
         if await self.on_the_way.carry(place, self._carry(job, task, attached)):
             return
         # By `cancel`: whoever takes it out, or attaches it anew, may fail or be lost before he has.
         await self.searchable.forget(_caller(job, task), task)
+        await self._charge_if_taken_out(tenant, task)
         if await self._outcomes.waiting(tenant, task) is not None:
             raise Later(job.body, _AGAIN_S)
 
@@ -228,11 +231,11 @@ class Indexing:
 
     async def _carry(self, job: Claimed, task: Task, attached: AttachedFile) -> None:
         caller, named = _caller(job, task), ""
+        used = Usage(prompt_tokens=task.embedded)  # which is not free where it is given up
         try:
             who = await self._standing.of(task.who)
             named = await self._records.embedding_model(job.queue.tenant, task.store)
             metered = await self._let_in(who, job, task, attached, named)
-            used = Usage()  # of a served model, whose work is not free where it is given up
             metered.usage = lambda: used
             try:
                 async with _in_time():
@@ -252,6 +255,7 @@ class Indexing:
             attached.state = "completed"
         except PenstockError as error:
             if (again := self._again(task, attached, named, error)) is not None:
+                again.model, again.embedded = named, used.prompt_tokens
                 wait_s = error.retry_after_s if error.reason in _AWAY else 0.0
                 raise Later(again.model_dump_json(), wait_s or _AGAIN_S) from None
             attached.fail(error)
@@ -265,6 +269,13 @@ class Indexing:
             log.exception("indexing %s failed", task.file)
             attached.fail("internal error")
         await self._outcomes.note(caller, attached)
+
+    async def _charge_if_taken_out(self, tenant: str, task: Task) -> None:
+        """Nobody tries it again, and the model has worked for it."""
+        if task.embedded and await self._outcomes.is_taken_out(tenant, task):
+            with suppress(Refused):  # his key is gone, too
+                who, id = await self._standing.of(task.who), f"{task.file}:{task.attachment}"
+                self._meter.charge(who, id, ROUTE, task.model, Usage(prompt_tokens=task.embedded))
 
     def _again(
         self, task: Task, attached: AttachedFile, named: str, error: PenstockError

@@ -33,6 +33,12 @@ class Outcomes:
                 return attached
         return None
 
+    async def is_taken_out(self, tenant: str, task: Attachment) -> bool:
+        """By this attachment, or cancelled."""
+        for attached in await self._records.files(tenant, task.store, [task.file]):
+            return attached.attachment != task.attachment or attached.state == "cancelled"
+        return True
+
     def progress(self, caller: Caller, attached: AttachedFile) -> Tell:
         """How far it is, noted in `attached`, and in its record, though not each time that it is
         told."""

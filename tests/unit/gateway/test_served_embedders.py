@@ -81,6 +81,35 @@ async def test_while_the_model_is_away_a_file_waits(
     assert error.startswith("the embedding model 'axes': ")
 
 
+@pytest.mark.parametrize("ends", ["taken out", "failed"])
+async def test_what_was_embedded_by_tries_that_ended_is_paid_for_where_it_is_given_up(
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Taken out between two of them; what fails in the end costs nothing."""
+    monkeypatch.setattr(indexing, "_AGAIN_S", 0.01)
+    index = rig.retrieval.index
+    away = unavailable("away", stage="retrieval", reason="store_away", retry_after_s=0.01)
+
+    async def breaks(request: Any, span: Any, tell: Any, embed: Any) -> None:
+        if rig.retrieval.vectors:
+            raise unavailable("broken", stage="retrieval", reason="broken")
+        await index(request, span, tell, embed)
+        if ends == "taken out":
+            place = ("acme", request.collection, request.source_id)
+            (file,) = await rig.records.files(*place[:2], [place[2]])
+            await rig.records.drop(*place, file.attachment)
+        raise away
+
+    monkeypatch.setattr(rig.retrieval, "index", breaks)
+    store, file = await rig.store(embedding_model="axes"), await rig.file()
+    attached = await rig.attach(store, file)
+    await rig.arrived()
+    settled = [(run.status, run.used.prompt) for run in rig.metered.settled]
+    assert settled == [("failed", 0), ("cancelled", 10) if ends == "taken out" else ("failed", 0)]
+    assert {run.id for run in rig.metered.settled} == {f"{file.id}:{attached.attachment}"}
+    assert rig.metered.settled[-1].who["model"] == "axes"
+
+
 LATE = unavailable("index took longer than 1800 s", stage="retrieval", reason="timeout")
 
 
