@@ -243,6 +243,7 @@ def _source(kernel: Any, bound: dict[str, Any]) -> ASTSource:
         if isinstance(value, Tensor):
             signature[parameter.name] = f"*{_TYPES[value.dtype]}"
             divides = value.storage_offset() * value.itemsize % 16 == 0
+            divides &= not parameter.do_not_specialize_on_alignment
         else:
             signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
             divides = isinstance(value, int) and value % 16 == 0

@@ -36,7 +36,7 @@ def mix_heads_kernel(
     tl.store(at, (values * unit).to(x.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def store_4_bits_kernel(
     x,
     row_stride,

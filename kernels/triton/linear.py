@@ -3,6 +3,9 @@
 Of few rows it is a matter of reading the matrix once, by as many multiprocessors as there are:
 where its columns do not make enough programs, k is cut in splits, whose sums `sum_kernel` puts
 together in their order. Shapes alone say how, so a graph can hold it.
+
+How many rows there are is seen by a kernel's compiler as the next power of two alone (`height`), so
+a matrix has a kernel for each of these, and an engine that ran `heights` has compiled all.
 """
 
 import functools
@@ -25,7 +28,7 @@ _LEAST_BYTES = 256
 _SPAN = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def linear_kernel(
     x,
     x_stride,
@@ -136,10 +139,11 @@ def linear(x: Tensor, matrix: NarrowMatrix, bias: Tensor | None = None) -> Tenso
     out = torch.empty((count, n), dtype=x.dtype, device=x.device)
     if not count:
         return out
-    rows, columns, how = tile(count, x.dtype)
+    high = height(count)
+    rows, columns, how = tile(high, x.dtype)
     step = step_of(matrix)
-    tiles = triton.cdiv(count, rows) * triton.cdiv(n, columns)
-    splits = splits_of(tiles, count, bytes_of_row(matrix), step, x.device)
+    tiles = triton.cdiv(high, rows) * triton.cdiv(n, columns)
+    splits = splits_of(tiles, high, bytes_of_row(matrix), step, x.device)
     parts = out
     if splits > 1:
         parts = torch.empty((splits, count, n), dtype=torch.float32, device=x.device)
@@ -180,9 +184,20 @@ def linear(x: Tensor, matrix: NarrowMatrix, bias: Tensor | None = None) -> Tenso
     return out
 
 
-def tile(rows: int, dtype: torch.dtype) -> tuple[int, int, dict[str, int]]:
+def height(rows: int) -> int:
+    """What so many rows are compiled as."""
+    return power_of_two(rows)
+
+
+def heights(most: int) -> list[int]:
+    """Numbers of rows, up to `most`, that are compiled as all from 1 to `most` are."""
+    found = [1 << power for power in range(most.bit_length())]
+    return [rows for rows in found if rows < most] + [most]
+
+
+def tile(height: int, dtype: torch.dtype) -> tuple[int, int, dict[str, int]]:
     """Rows and columns of a tile, and how it is compiled. Products of float32 take registers."""
-    found = min(128 if dtype == torch.bfloat16 else 16, max(16, power_of_two(rows)))
+    found = min(128 if dtype == torch.bfloat16 else 16, max(16, height))
     if found <= 32:
         return found, 128, {"num_warps": 4, "num_stages": 4}
     return found, 128, {"num_warps": 8, "num_stages": 3}
@@ -207,10 +222,10 @@ def step_of(matrix: NarrowMatrix) -> int:
 
 
 def splits_of(tiles: int, rows: int, size: int, step: int, device: torch.device) -> int:
-    """Parts of k: as many as fill the device, of which none is too short, and whose sums, written
-    and read again, are a quarter of the matrix's bytes at most."""
+    """Parts of k, a power of two: as many as fill the device, of which none is too short, and whose
+    sums, written and read again, are a quarter of the matrix's bytes at most."""
     most = min(_programs(device) // tiles, size // max(_LEAST_BYTES, step), size // (32 * rows))
-    return max(1, min(16, most))
+    return 1 << max(1, min(16, most)).bit_length() - 1
 
 
 @functools.cache

@@ -17,7 +17,7 @@ _HEADS = 8
 """Of one program."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def rotary_kernel(
     qkv,
     qkv_stride,

@@ -12,6 +12,7 @@ from kernels.cpu.matrix import E4M3, NARROW, Held
 from kernels.triton import embed, experts, linear
 from kernels.triton.matrix import NarrowMatrix
 from tests.kernels.triton.test_rows import close, each_dtype
+from tests.support.compiled import compiled
 from tests.support.programs import rounded_to, stood_for
 
 torch.set_num_threads(1)
@@ -99,6 +100,26 @@ def test_what_is_cut_in_splits() -> None:
     assert linear.splits_of(1, 64, 2048, 128, device) == 1
     assert linear.splits_of(1, 1, 64, 32, device) == 1
     assert linear.splits_of(1, 1, 2**20, 128, device) == 16
+    assert linear.splits_of(48, 16, 4096, 128, device) == 4  # of 5 that there are programs for
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 64, 300])
+def test_numbers_of_rows_are_compiled_as_some_of_them_are(most: int) -> None:
+    found = linear.heights(most)
+    assert found == sorted({*found})
+    assert found[-1] == most
+    assert {*map(linear.height, found)} == {*map(linear.height, range(1, most + 1))}
+
+
+def test_a_matrix_has_few_kernels_whatever_meets_it() -> None:
+    """And no two numbers of rows that are compiled alike are computed by different ones."""
+    kernels = {}
+    matrix = NarrowMatrix.empty("int8", 4096, 14336, torch.bfloat16, "meta")
+    for rows in range(1, 600):
+        with compiled() as found:
+            linear.linear(torch.empty(rows, 14336, dtype=torch.bfloat16, device="meta"), matrix)
+        assert kernels.setdefault(linear.height(rows), found) == found
+    assert len(set().union(*kernels.values())) <= 8
 
 
 def test_every_number_of_each_format_is_exact() -> None:

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from kernels.sampling import EDIT, NO_EDITS, SAMPLING
-from services.worker.engine import EngineConfig, Request, Sampling, triton_runner
+from services.worker.engine import EngineConfig, Request, Sampling, triton_runner, warm_up
 from services.worker.engine.config import KV_FORMATS
+from services.worker.engine.cost_model import CostModel
 from services.worker.engine.decode_graphs import DecodeGraphs, batch_sizes
 from services.worker.engine.plan import StepPlan
 from services.worker.engine.runner import Runner, make_runner
@@ -217,6 +218,27 @@ def test_steps_take_what_those_before_sampled(checkpoint: Checkpoint, temperatur
         [1],
         [1, 1],
     ]
+
+
+def test_steps_that_have_all_compiled_are_such_as_it_runs(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU's engine runs them before it is ready; they leave nothing behind."""
+    monkeypatch.setattr(warm_up, "_grow", lambda *_: 1)
+    ran = runner(checkpoint(), "triton", max_batched_tokens=3, max_running=2, max_adapters=0)
+    assert isinstance(ran, TritonRunner)
+    ran.info = replace(ran.info, device="cuda", max_model_len=2)
+    tokens: list[int] = []
+    launch = ran.launch
+
+    def watched(step: StepPlan) -> Any:
+        tokens.append(len(step.token_ids))
+        return launch(step)
+
+    monkeypatch.setattr(ran, "launch", watched)
+    warm_up.warm_up(ran, CostModel(), 2, 3)
+    assert tokens[:6] == [1, 2, 3] * 2
+    assert not any(ran.cache.read(list(range(12))))
 
 
 def test_a_prompts_piece_samples_nothing(checkpoint: Checkpoint) -> None:

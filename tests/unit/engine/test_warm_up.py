@@ -1,16 +1,24 @@
 """What an engine does before anybody asks it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kernels.cpu.library import supported
+from kernels.cpu.matrix import NARROW, Held
+from kernels.kv_layer import KvLayer
+from kernels.sampling import Top
+from kernels.triton import deltas, linear, rotary
+from kernels.triton.matrix import NarrowMatrix
 from services.worker.engine import Request, warm_up
+from services.worker.engine.config import SCORED_ROWS
 from services.worker.engine.cost_model import CostModel, StepShape
 from services.worker.engine.plan import Collected, StepPlan
+from tests.support.compiled import compiled
 from tests.unit.engine.driving import drive, greedy, make_engine
 from tests.unit.engine.synthetic import Machine, additive
 
@@ -137,22 +145,111 @@ def test_an_engine_whose_model_fails_does_not_come_up(
         timed.warm_up()
 
 
+MOST, RUNNING, GUESSES = 1024, 64, 128
+LLAMA_8B = (6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)
+
+
+def on_a_gpu(timed: Timed, adapters: int = 0) -> Timed:
+    """A runner whose kernels are compiled as they first run."""
+    device = {"kernels": "triton", "device": "cuda"}
+    timed.info = replace(timed.info, **device, max_adapters=adapters, max_model_len=700)
+    return timed
+
+
+class Watched(Timed):
+    """Of each step tokens, rows of logits, and those of them that are taken as float32."""
+
+    def launch(self, plan: StepPlan) -> float:
+        wide = len(plan.rows) if Top.of(plan.samplings).width else 0
+        self.steps.append((len(plan.token_ids), len(plan.rows), wide))
+        self.places.append({*plan.adapters})
+        assert len(plan.lengths) <= RUNNING
+        assert max(plan.lengths) <= self.info.max_model_len
+        return super().launch(plan)
+
+    steps: list[tuple[int, int, int]]
+    places: list[set[int]]
+
+    def warm_up(self, *_: int) -> CostModel:
+        self.steps, self.places, cost = [], [], CostModel()
+        warm_up.warm_up(self, cost, RUNNING, MOST, GUESSES if self.info.generates else 0)
+        return cost
+
+
+def kernels_of(run: Callable[[int], object], counts: Iterable[int]) -> set[Any]:
+    with compiled() as found:
+        for count in counts:
+            run(count)
+    return found
+
+
+def test_on_a_gpu_nothing_is_left_to_compile_whatever_number_of_rows_a_step_has(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though each step takes seconds at first: of all layers and of the head, in a process that
+    sees what Triton's compiler would."""
+    timed = on_a_gpu(Watched(make_engine(checkpoint())._runner, additive, monkeypatch), adapters=1)
+    timed.first_s = 30
+    timed.warm_up()
+    tokens, rows, wide = map(set, zip(*timed.steps, strict=True))
+    most_rows = RUNNING + SCORED_ROWS + GUESSES
+    assert (max(tokens), max(rows)) == (MOST, most_rows)
+    assert wide - {0} == {*linear.heights(most_rows)} - {1}  # nothing is behind one token
+
+    def ran(n: int, k: int, held: Held) -> Callable[[int], object]:
+        matrix = NarrowMatrix.empty(held, n, k, torch.bfloat16, "meta")
+        return lambda count: linear.linear(room(count, k), matrix)
+
+    for held in NARROW:
+        every = range(1, MOST + 1) if held in ("int8", "int4") else range(3, MOST + 1, 31)
+        for shape in LLAMA_8B:
+            run = ran(*shape, held)
+            assert kernels_of(run, every) <= kernels_of(run, tokens), (held, shape)
+    run = ran(128256, 4096, "int8")
+    assert kernels_of(run, range(1, most_rows + 1)) <= kernels_of(run, rows)
+
+    cache = KvLayer(room(9, 2, 2, 16, 64))
+    angles = (room(1000, 32), room(1000, 32))
+
+    def rotary_of_the_second_group(count: int) -> None:
+        ints = room(3, count).int()
+        rotary.rotary_store(room(count, 384), angles, ints[0], ints[1], cache)
+
+    adapted = {
+        n for n, of in zip((n for n, *_ in timed.steps), timed.places, strict=True) if 0 in of
+    }
+    table = room(2, deltas.PARTS, deltas.FIELDS).long()
+    of_it = deltas.Deltas(table, (256,), 64, at_once=8)
+
+    def adapters(count: int) -> None:
+        own = deltas.Rows(room(count).int(), room(count).long())
+        deltas.add_deltas(room(count, 256), room(count, 128), own, of_it)
+
+    assert kernels_of(adapters, range(1, 600)) <= kernels_of(adapters, adapted)
+    assert len(kernels_of(rotary_of_the_second_group, range(1, 40))) == 1
+
+
+def room(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
 def test_kernels_of_adapters_run_where_they_are_compiled_as_they_first_do(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make_engine(checkpoint())._runner
-    places: list[set[int]] = []
-
-    class Watched(Timed):
-        def launch(self, plan: StepPlan) -> float:
-            places.append({*plan.adapters})
-            return super().launch(plan)
-
-    for kernels, most in (("avx2", 16), ("triton", 0), ("triton", 1)):
-        timed = Watched(runner, additive, monkeypatch)
-        timed.info = replace(timed.info, kernels=kernels, max_adapters=most)
-        places.clear()
+    for device, most in (("cpu", 16), ("cuda", 0), ("cuda", 1)):
+        timed = on_a_gpu(Watched(runner, additive, monkeypatch), most)
+        timed.info = replace(timed.info, device=device)
         timed.warm_up()
-        assert places.count({0}) == (kernels == "triton" and most > 0)
-        if most == 1:
-            assert (timed.ran[-1], places[-1]) == (timed.ran[-2], {0})
+        assert ({0} in timed.places) == (device == "cuda" and most > 0)
+        assert any(wide for *_, wide in timed.steps) == (device == "cuda")
+
+
+def test_models_that_pool_are_compiled_without_logits(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = on_a_gpu(Watched(make_engine(checkpoint())._runner, additive, monkeypatch))
+    timed.info = replace(timed.info, num_logits=0, generates=False)
+    timed.warm_up()
+    assert {*linear.heights(MOST)} <= {tokens for tokens, *_ in timed.steps}
+    assert {rows for _, rows, _ in timed.steps} == {0}
