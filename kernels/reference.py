@@ -71,9 +71,10 @@ def narrow_linear(x: Tensor, matrix: NarrowMatrix, bias: Tensor | None = None) -
 
 
 def route(logits: Tensor, chosen: int, normed: bool) -> tuple[Tensor, Tensor]:
-    """Of rows of logits [T, E] the largest shares of their softmax, float32 [T, chosen], and whose
-    they are, int64; normed: divided by their sum."""
-    shares, experts = logits.softmax(-1, dtype=torch.float32).topk(chosen)
+    """Of rows of logits [T, E] the shares of their softmax, float32 [T, chosen], that the largest
+    have, of equals the first, and whose they are, int64; normed: divided by their sum."""
+    experts = logits.sort(dim=-1, descending=True, stable=True).indices[:, :chosen]
+    shares = logits.softmax(-1, dtype=torch.float32).gather(-1, experts)
     return shares / shares.sum(-1, keepdim=True) if normed else shares, experts
 
 

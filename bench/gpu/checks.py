@@ -44,6 +44,9 @@ def run(device: Device) -> Iterator[Check]:
     yield from _rows(device.torch, 64 if dry else 4096)
     for tokens in [3, 40] if dry else [1, 64, 4096]:
         yield _experts(device.torch, tokens, dry)
+    for tokens in [1, 40] if dry else [1, 2, 16, 33, 128]:
+        for counts in [(5, 2)] if dry else [(128, 8), (8, 2), (60, 4)]:
+            yield from _routing(device.torch, tokens, *counts)
     for rows in [3, 300] if dry else [1, 64, 256, 4096]:
         yield _adapters(device.torch, rows, dry)
     for held in NARROW:
@@ -132,13 +135,32 @@ def _experts(device: torch.device, tokens: int, dry: bool) -> Check:
     # The interpreter cuts off where a GPU rounds: each of three products.
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     case = of_experts(tokens, count, chosen, width, inner, device, dtype)
-    shares, ids = reference.route(case.logits, chosen, normed=True)
-    groups = experts.grouped(ids, count)
+    shares, groups = experts.routed(case.logits, chosen, normed=True)
     y = experts.of_experts(case.x, case.gate_up, groups, chosen)
     y = experts.of_experts(activation.silu_and_mul(y), case.down, groups, chosen=0)
     x, gate_up, down = (one.float() for one in (case.x, case.gate_up, case.down))
-    expected = reference.mixed(x, gate_up, down, shares, ids)
+    expected = reference.mixed(x, gate_up, down, *reference.route(case.logits, chosen, normed=True))
     return _compared(f"experts, {tokens} tokens", experts.mix(y, groups, shares), expected)
+
+
+def _routing(device: torch.device, tokens: int, count: int, chosen: int) -> Iterator[Check]:
+    """Of logits many of which are equal; choices and tiles are what torch makes of them."""
+    logits = (torch.randn(tokens, count, device=device) * 4).round() / 4
+    for normed in (False, True):
+        name = f"routing, {tokens} tokens, {chosen} of {count}{', normed' * normed}"
+        shares, found = experts.routed(logits, chosen, normed)
+        wanted, ids = reference.route(logits, chosen, normed)
+        yield _compared(f"{name}, shares", shares, wanted, most=1e-5)
+        expected = experts.grouped(ids, count)
+        needed = expected.experts < count
+        differ = [
+            *(getattr(found, part) != getattr(expected, part) for part in _OF_CHOICES),
+            *((getattr(found, part) != getattr(expected, part))[needed] for part in _OF_TILES),
+        ]
+        yield Check(f"{name}, choices", float(torch.cat(differ).float().mean()), 0)
+
+
+_OF_CHOICES, _OF_TILES = ("order", "places", "experts"), ("first", "end")
 
 
 def _few_bits(device: torch.device, held: Held, dry: bool) -> Iterator[Check]:
@@ -158,12 +180,13 @@ def _few_bits(device: torch.device, held: Held, dry: bool) -> Iterator[Check]:
     down = few_bits(held, count * width, inner, device, dtype)
     for rows in [3] if dry else [1, 500]:
         x = torch.randn(rows, width, device=device).to(dtype)
-        shares, ids = reference.route(torch.randn(rows, count, device=device), chosen, normed=True)
-        groups = experts.grouped(ids, count)
+        logits = torch.randn(rows, count, device=device)
+        shares, groups = experts.routed(logits, chosen, normed=True)
         y = experts.of_experts(x, gate_up, groups, chosen)
         y = experts.of_experts(activation.silu_and_mul(y), down, groups, chosen=0)
         up, out = (one.rows().unflatten(0, (count, -1)) for one in (gate_up, down))
-        expected = reference.mixed(x.float(), up, out, shares, ids)
+        routed = reference.route(logits, chosen, normed=True)
+        expected = reference.mixed(x.float(), up, out, *routed)
         found = experts.mix(y, groups, shares)
         yield _compared(f"{held}, experts, {rows} tokens", found, expected)
     ids = torch.randint(0, n, (50,), device=device, dtype=torch.int32)

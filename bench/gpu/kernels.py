@@ -57,6 +57,9 @@ def run(device: Device) -> Iterator[Callable[[], Measured]]:
         yield partial(
             _experts, device, tokens, (4, 2) if dry else (128, 8), (64, 32) if dry else (2048, 768)
         )
+    for tokens in [3] if dry else [1, 16, 128]:
+        for by_torch in (False, True):
+            yield partial(_routing, device, tokens, by_torch)
     for tokens, count in [(3, 2)] if dry else [(1, 1), (64, 1), (64, 8), (256, 8), (4096, 1)]:
         for rank in [16] if dry else [16, 64]:
             yield partial(
@@ -151,8 +154,7 @@ def _experts(
     case = of_experts(tokens, count, chosen, width, inner, device.torch)
 
     def run() -> object:
-        shares, ids = reference.route(case.logits, chosen, normed=True)
-        groups = experts.grouped(ids, count)
+        shares, groups = experts.routed(case.logits, chosen, normed=True)
         y = experts.of_experts(case.x, case.gate_up, groups, chosen)
         y = experts.of_experts(activation.silu_and_mul(y), case.down, groups, chosen=0)
         return experts.mix(y, groups, shares)
@@ -165,6 +167,23 @@ def _experts(
         (case.gate_up.nbytes + case.down.nbytes) * met / count,
         2 * 3 * width * inner * tokens * chosen,
     )
+
+
+def _routing(device: Device, tokens: int, by_torch: bool) -> Measured:
+    """Of Qwen3-30B-A3B a layer's; its floor is one launch, which bytes are far below. By torch: as
+    prompts are, in some thirty."""
+    count, chosen = 128, 8
+    logits = torch.randn(tokens, count, device=device.torch).bfloat16()
+    number = torch.zeros(1, device=device.torch)
+
+    def of_torch() -> object:
+        shares, ids = reference.route(logits, chosen, normed=True)
+        return shares, experts.grouped(ids, count)
+
+    run = of_torch if by_torch else partial(experts.routed, logits, chosen, True)
+    name = f"routing, {tokens} tokens, {chosen} of {count}{', by torch' * by_torch}"
+    launch_s = seconds(number.zero_, device.torch)
+    return Measured(name, seconds(run, device.torch), launch_s)
 
 
 def _linear(device: Device, rows: int, held: Held, sizes: tuple[int, int]) -> Measured:

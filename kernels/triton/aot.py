@@ -162,7 +162,7 @@ def _launch_narrow(case: Case, held: Held, device: torch.device) -> None:
 
 
 def _launch_experts(case: Case, x: Tensor) -> None:
-    """In tiles of few rows and of many."""
+    """In tiles of few rows and of many; chosen by one row, some, and the most of a program."""
     assert case.experts
     count, chosen = case.experts
     sizes = (count, 2 * case.inner, case.hidden), (count, case.hidden, case.inner)
@@ -172,9 +172,10 @@ def _launch_experts(case: Case, x: Tensor) -> None:
 
     weights: list[list[Tensor | NarrowMatrix]] = [[x.new_empty(size) for size in sizes]]
     weights += [[narrow(held, *size) for _, *size in sizes] for held in case.held]
+    for rows in (1, 128):
+        experts.routed(x.new_empty(rows, count), chosen, normed=True)
     for rows, (gate_up, down) in product((16, 16 * count), weights):
-        shares = x.new_empty(rows, chosen, dtype=torch.float32)
-        groups = experts.grouped(shares.long(), count)
+        shares, groups = experts.routed(x.new_empty(rows, count), chosen, normed=True)
         y = experts.of_experts(x.new_empty(rows, case.hidden), gate_up, groups, chosen)
         y = experts.of_experts(activation.silu_and_mul(y), down, groups, chosen=0)
         experts.mix(y, groups, shares)

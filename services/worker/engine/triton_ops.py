@@ -84,11 +84,10 @@ class TritonOps:
 
     def experts(self, x: Tensor, mixture: Mixture[AnyLinear]) -> Tensor:
         logits = _product(x, mixture.router)
-        shares, chosen = reference.route(logits, mixture.chosen, mixture.normed)
+        shares, groups = experts.routed(logits, mixture.chosen, mixture.normed)
         gate_up, down = (
             _by_expert(one.weights, mixture.experts) for one in (mixture.gate_up, mixture.down)
         )
-        groups = experts.grouped(chosen, mixture.experts)
         y = experts.of_experts(x, gate_up, groups, mixture.chosen)
         y = experts.of_experts(activation.silu_and_mul(y), down, groups, chosen=0)
         y = experts.mix(y, groups, shares)

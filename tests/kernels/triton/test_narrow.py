@@ -213,8 +213,9 @@ def test_experts_of_few_bits(held: Held, rows: int) -> None:
     wide = drawn(count * 2 * inner, width, 1), drawn(count * width, inner, 2)
     gate_up, down = (made(held, one) for one in wide)
     x = torch.randn(rows, width)
-    shares, ids = reference.route(torch.randn(rows, count), chosen, normed=True)
-    groups = experts.grouped(ids, count)
+    logits = torch.randn(rows, count)
+    shares, groups = experts.routed(logits, chosen, normed=True)
+    _, ids = reference.route(logits, chosen, normed=True)
     y = experts.of_experts(x, gate_up, groups, chosen)
     of_each = [one.rows().unflatten(0, (count, -1)) for one in (gate_up, down)]
     if held != "w8a8":

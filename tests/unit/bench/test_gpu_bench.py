@@ -37,6 +37,7 @@ def test_a_dry_run_checks_and_measures_everything(tmp_path: Path) -> None:
         "sampling",
         "fp8 rows",
         "experts",
+        "routing, 3 tokens, 8 of 128",
         "adapters",
         "linear, 3 rows, int8",
         "weights int4",
