@@ -2,7 +2,9 @@
 are those of one device, and what is lost is noticed, and leaves nothing behind."""
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -101,6 +103,20 @@ def test_what_it_cannot_load_it_tells(folder: Path, tmp_path: Path) -> None:
             make_engine(
                 folder, tensor_parallel=2, spread=Spread((spread.seats[0], away), LOCK), **HOW
             )
+
+
+def test_a_rank_that_is_unlike_the_first_is_refused(folder: Path, tmp_path: Path) -> None:
+    """As of hosts where `auto` means another thing; what it has of its own may differ."""
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    config = json.loads((folder / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    with kept(folder, 2, LOCK) as (spread, (keeper,)):
+        seats = spread.seats[0], replace(spread.seats[1], model=str(other))
+        unlike = "rank 1 of 2 at 127.0.0.3 has max_model_len 64, the first "
+        with pytest.raises(ValueError, match=unlike):
+            make_engine(folder, tensor_parallel=2, spread=Spread(seats, LOCK), **HOW)
+        keeper.process.wait(10)
 
 
 class Started:

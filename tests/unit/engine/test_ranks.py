@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from services.worker.engine.engine import Engine
 from services.worker.engine.executor import make_executor
 from services.worker.engine.kv_cache import block_shape
 from services.worker.engine.models.registry import read_config
+from services.worker.engine.parallel import ranks as ranks_module
 from services.worker.engine.parallel.kv import RanksCache
 from services.worker.engine.parallel.shard import Shard
 from services.worker.engine.steps import EngineBroken
@@ -221,6 +223,22 @@ def test_blocks_of_few_bits_are_cut_with_their_scales(
         assert of_all.scales is not None
         assert part.scales is not None
         assert part.scales.view(torch.int32).equal(of_all.scales[:, :, heads].view(torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("kernels", "other"), ("kv_format", "other"), ("num_blocks", 9)]
+)
+def test_ranks_that_loaded_unlike_parts_are_ended(
+    one: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    """What each has of its own may differ."""
+    second = replace(one.info, threads=7, device="cuda:1", **{name: value})
+    team = Mock(loaded=lambda: [one.info, second])
+    team.name.return_value = "rank 1 of 2"
+    monkeypatch.setattr(ranks_module, "Team", lambda config: team)
+    with pytest.raises(ValueError, match=f"rank 1 of 2 has {name} {value!r}, the first "):
+        ranks_module.Ranks(EngineConfig(model=str(folder), tensor_parallel=2, **(SMALL | HOW)))
+    team.end.assert_called_once_with()
 
 
 def test_a_killed_rank_ends_the_engine(two: Engine) -> None:

@@ -5,7 +5,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,11 @@ log = logging.getLogger(__name__)
 
 _MOST_RUNNING = SLOTS // 2
 """Steps that are not collected: each has two messages on the board at most."""
+_OWN = {
+    *("device", "threads", "num_parameters", "parameter_bytes"),
+    *("weights", "huge_bytes", "workspace_bytes"),
+}
+"""Fields of ModelInfo that ranks may differ in. The rest decides what blocks and steps mean."""
 
 
 class Ranks:
@@ -41,6 +46,7 @@ class Ranks:
         self._shards = [Shard(model, rank, count) for rank in range(count)]
         self._team = Team(config)
         parts: list[ModelInfo] = self._team.loaded()
+        self._check_alike(parts)
         own = parts[0]
         self.logit_cap = model.logit_cap
         self.info = replace(
@@ -63,6 +69,20 @@ class Ranks:
         self._numbers = itertools.count()
         self._running: deque[int] = deque()
         log.info("%s", in_words(self.info))
+
+    def _check_alike(self, parts: Sequence[ModelInfo]) -> None:
+        """Hosts may differ in what they compute with, and the checkpoint's folders in what they
+        say. Raises ValueError, with the ranks ended."""
+        own = parts[0]
+        for rank, part in enumerate(parts):
+            for name in (one.name for one in fields(ModelInfo) if one.name not in _OWN):
+                told, first = getattr(part, name), getattr(own, name)
+                if told != first:
+                    who = self._team.name(rank)
+                    self._team.end()
+                    raise ValueError(
+                        f"{who} has {name} {told!r}, the first {first!r}: ranks must be alike"
+                    )
 
     @property
     def runner(self) -> "Ranks":

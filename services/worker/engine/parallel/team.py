@@ -55,6 +55,10 @@ class Team:
             self._silent_s = SILENT_S
             shutil.rmtree(self._meeting, ignore_errors=True)
 
+    def name(self, rank: int) -> str:
+        """In words."""
+        return f"rank {rank} of {self.size}{self._members[rank].place}"
+
     @property
     def alarms(self) -> list[int]:
         """Descriptors of which none can be read for long while nobody asks, unless a rank is
@@ -164,7 +168,7 @@ class Team:
             why = gone if status is None else how_it_ended(status)
         # Of a host that is lost nothing says that the rank's work was the reason.
         killed_it = status == -signal.SIGKILL or (status is None and member.lost)
-        self._lost = RunnerLost(f"rank {member.rank} of {self.size}{member.place} {why}", killed_it)
+        self._lost = RunnerLost(f"{self.name(member.rank)} {why}", killed_it)
         self.end()
         raise self._lost
 
