@@ -28,6 +28,7 @@ from services.worker.engine.outputs import (
 )
 from services.worker.engine.proposer import NgramProposer, Proposer
 from services.worker.engine.report import Report
+from services.worker.engine.runner import RunnerLost
 from services.worker.engine.scheduler import Scheduler
 from services.worker.engine.sequence import Sequence, Status
 from services.worker.engine.speculation import Speculation
@@ -158,11 +159,13 @@ class Engine:
             self.scheduler.add(sequence)
 
     def load_adapter(self, adapter: Adapter) -> str:
-        """Requests may name it from now on. Gives why not, or nothing."""
+        """Requests may name it from now on. Gives why not, or nothing. Raises RunnerLost."""
         try:
             self.adapters.load(adapter)
         except AdaptersFull as error:
             return str(error)
+        except RunnerLost:
+            raise
         except Exception as error:  # those of other requests go on
             log.exception("an adapter was not taken in")
             return f"the engine could not take it in: {type(error).__name__}"

@@ -27,7 +27,7 @@ from services.worker.engine import (
     Sampling,
     kv_payload,
 )
-from services.worker.engine.adapters import peft
+from services.worker.engine.adapters import Adapter, Lora, peft
 from services.worker.engine.engine import Engine
 from services.worker.engine.executor import make_executor
 from services.worker.engine.kv_cache import block_shape
@@ -35,6 +35,7 @@ from services.worker.engine.models.registry import read_config
 from services.worker.engine.parallel import ranks as ranks_module
 from services.worker.engine.parallel.kv import RanksCache
 from services.worker.engine.parallel.shard import Shard
+from services.worker.engine.runner import RunnerLost
 from services.worker.engine.steps import EngineBroken
 from services.worker.engine.torch_cache import TorchCache
 from services.worker.engine.torch_weights import STORED
@@ -242,6 +243,7 @@ def test_ranks_that_loaded_unlike_parts_are_ended(
 
 
 def test_a_killed_rank_ends_the_engine(two: Engine) -> None:
+    """Whatever it is told then, and be it an adapter, whose fault that is not."""
     two.add(Request("0", [3, 4, 5], greedy(200)))
     for _ in range(3):
         two.step()
@@ -253,6 +255,17 @@ def test_a_killed_rank_ends_the_engine(two: Engine) -> None:
     assert e.value.killed
     for pid in pids:
         wait_until_gone(pid)
+    numbers = np.zeros((1, 128), np.float32)
+    adapter = Adapter("a", {"model.layers.0.self_attn.o_proj": Lora(numbers, numbers.T)})
+    team = two.executor._team  # type: ignore[attr-defined]
+    for told in (
+        lambda: two.load_adapter(adapter),
+        two.executor.check,
+        lambda: team.tell_all("head_rows", []),
+        lambda: team.show_all("launch", None),
+    ):
+        with pytest.raises(RunnerLost, match="rank 1 of 2 was ended by signal 9"):
+            told()
 
 
 @pytest.mark.parametrize("quantization", ["auto", "int8"])

@@ -67,13 +67,16 @@ class Team:
 
     def check(self) -> None:
         """While nobody asks: raises RunnerLost if a rank is gone."""
+        self._raise_if_lost()
         for member in self._look(0.0, select.POLLIN, self._members):
             self._take(member)
 
     def tell(self, rank: int, *command: object) -> None:
+        self._raise_if_lost()
         self._send(self._members[rank], wire.encode(command))
 
     def tell_all(self, *command: object) -> None:
+        self._raise_if_lost()
         frame = wire.encode(command)
         for member in self._members:
             self._send(member, frame)
@@ -81,6 +84,7 @@ class Team:
     def show_all(self, operation: str, message: object) -> None:
         """As `tell_all`; ranks of this host read the message, which may be large, where it is
         written once."""
+        self._raise_if_lost()
         here = wire.encode((operation, self._board.write(message)))
         there = None
         for member in self._members:
