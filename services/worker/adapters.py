@@ -18,7 +18,7 @@ from services.common.discovery import Registration
 from services.common.redis import Redis, RedisAway, RedisError
 from services.common.served_models import Checkpoint, adapted, entry
 from services.worker.engine import EngineClient, EngineDied
-from services.worker.engine.adapters import Adapter, UnsupportedAdapter, peft
+from services.worker.engine.adapters import Adapter, PlaceInUse, UnsupportedAdapter, peft
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class ServedAdapters:
         engine: EngineClient,
         on_change: Callable[[], None],
     ) -> None:
-        """With the `first`. Raises UnsupportedAdapter."""
+        """With the `first`, where none goes as yet. Raises UnsupportedAdapter."""
         self._engine, self._on_change = engine, on_change
         for name, (path, served, adapter) in first.items():
             with self._tolerant(name, path):
@@ -151,6 +151,8 @@ class ServedAdapters:
                 await self._load(name, wanted[name], *read)
             except (EngineDied, *_NOT_NOW):
                 raise
+            except PlaceInUse:  # the next look may find it free
+                log.debug("adapter %r waits for the place of one that goes", name)
             except Exception as error:  # whatever strange files make libraries raise
                 why = str(error) if isinstance(error, ValueError) else repr(error)
                 log.error("adapter %r is not served: %s", name, why[:_TOLD])

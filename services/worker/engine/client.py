@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from services.worker.engine import kv_payload, wire
-from services.worker.engine.adapters import Adapter
+from services.worker.engine.adapters import Adapter, PlaceInUse
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.how_it_ended import how_it_ended
 from services.worker.engine.messages import KvBlocks, Request
@@ -168,7 +168,8 @@ class EngineClient:
         return await answer
 
     async def load_adapter(self, adapter: Adapter) -> str:
-        """Requests may name it, once this has returned nothing; else it is why not."""
+        """Requests may name it, once this has returned nothing; else it is why not. Raises
+        PlaceInUse where it may be asked again."""
         self._loads_asked += 1
         number = self._loads_asked
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -227,7 +228,11 @@ class EngineClient:
                             answer.set_result(message.hashes)
                     case wire.Done():
                         loaded = self._loads.pop(message.number)
-                        if not loaded.done():
+                        if loaded.done():
+                            continue
+                        if message.in_use:
+                            loaded.set_exception(PlaceInUse(message.why_not))
+                        else:
                             loaded.set_result(message.why_not)
                     case ModelInfo():
                         self.info = message

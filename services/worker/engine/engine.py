@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from services.worker.engine import kv_payload
-from services.worker.engine.adapters import Adapter, Adapters, AdaptersFull
+from services.worker.engine.adapters import Adapter, Adapters, AdaptersFull, PlaceInUse
 from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.clock import now_ns
 from services.worker.engine.config import EngineConfig
@@ -159,13 +159,14 @@ class Engine:
             self.scheduler.add(sequence)
 
     def load_adapter(self, adapter: Adapter) -> str:
-        """Requests may name it from now on. Gives why not, or nothing. Raises RunnerLost."""
+        """Requests may name it from now on. Gives why not, or nothing. Raises PlaceInUse and
+        RunnerLost."""
         try:
             self.adapters.load(adapter)
+        except (PlaceInUse, RunnerLost):
+            raise
         except AdaptersFull as error:
             return str(error)
-        except RunnerLost:
-            raise
         except Exception as error:  # those of other requests go on
             log.exception("an adapter was not taken in")
             return f"the engine could not take it in: {type(error).__name__}"

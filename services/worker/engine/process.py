@@ -27,6 +27,7 @@ from time import monotonic
 from typing import Any, NoReturn
 
 from services.worker.engine import kv_payload, wire
+from services.worker.engine.adapters import Adapter, PlaceInUse
 from services.worker.engine.channel import Channel, Closed
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.engine import Engine
@@ -52,9 +53,7 @@ def serve(channel: Channel, transfers: Channel, engine: Engine) -> None:
         "cancel": engine.cancel,
         "write_kv": engine.write_kv,
         "start_decode": engine.start_decode,
-        "load_adapter": lambda number, adapter: channel.send(
-            wire.Done(number, engine.load_adapter(adapter))
-        ),
+        "load_adapter": lambda number, adapter: channel.send(_loaded(engine, number, adapter)),
         "drop_adapter": engine.drop_adapter,
         "snapshot": lambda number: channel.send(wire.Snapshot(number, engine.snapshot())),
         "shutdown": _shut_down,
@@ -94,6 +93,13 @@ def serve(channel: Channel, transfers: Channel, engine: Engine) -> None:
             transfer_s = TRANSFER_S if engine.stuck else min(TRANSFER_S, step_s)
         else:
             timeout = IDLE_S if timeout == 0 else None
+
+
+def _loaded(engine: Engine, number: int, adapter: Adapter) -> wire.Done:
+    try:
+        return wire.Done(number, engine.load_adapter(adapter))
+    except PlaceInUse as error:
+        return wire.Done(number, str(error), in_use=True)
 
 
 def _shut_down() -> None:

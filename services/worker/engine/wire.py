@@ -35,6 +35,8 @@ class Done:
     number: int
     why_not: str
     """Empty: it is done."""
+    in_use: bool = False
+    """See PlaceInUse."""
 
 
 @dataclass(frozen=True, slots=True)

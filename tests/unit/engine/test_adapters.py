@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kernels.cpu.library import built
-from services.worker.engine import Pooling, Request, Sampling
+from services.worker.engine import Pooling, Request, Sampling, process, wire
 from services.worker.engine.adapters import Adapter, Lora, peft
 from services.worker.engine.engine import Engine
 from tests.support import adapters
@@ -361,14 +361,16 @@ def test_one_that_is_dropped_goes_with_its_last_request(
     engine.add(request)
     tokens = engine.step().outputs[0].new_token_ids
     engine.drop_adapter("a")
-    assert engine.load_adapter(read(checkpoint(), files["b"], "b"))  # its place is taken
+    told = process._loaded(engine, 7, read(checkpoint(), files["b"], "b"))
+    assert (told.number, told.in_use) == (7, True)
+    assert told.why_not.startswith("1 adapters are loaded")
     engine.add(replace(request, request_id="late"))
     rest = drive(engine, [])
     error = rest.last["late"].error
     assert error is not None
     assert (error.code, error.message) == ("no_adapter", "The adapter a is not loaded")
     assert tokens + rest.tokens["0"] == expected
-    assert engine.load_adapter(read(checkpoint(), files["b"], "b")) == ""
+    assert process._loaded(engine, 8, read(checkpoint(), files["b"], "b")) == wire.Done(8, "")
 
 
 def test_one_that_comes_back_while_it_goes_stays(

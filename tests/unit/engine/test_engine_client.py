@@ -28,6 +28,7 @@ from services.worker.engine import (
     process,
     wire,
 )
+from services.worker.engine.adapters import Adapter, PlaceInUse
 from tests.support.waiting import until
 
 LOAD = Load(0, 0, 0, 0, 0, 16, 0, 0.0, 0.0, 1.0)
@@ -184,6 +185,17 @@ async def test_an_id_is_free_again_when_its_request_has_ended(
     rig.client.add(request("a"))
     with pytest.raises(ValueError, match="'b' is in use"):
         rig.client.add(request("b"))
+
+
+async def test_why_an_adapter_is_not_loaded_has_two_kinds(rig: Rig) -> None:
+    """Who comes too early for a place may ask again."""
+    await rig.start()
+    loads = [asyncio.create_task(rig.client.load_adapter(Adapter("a", {}))) for _ in range(2)]
+    numbers = [(await rig.process.hear())[1] for _ in loads]
+    rig.process.say(wire.Done(numbers[0], "full", in_use=True), wire.Done(numbers[1], "broken"))
+    with pytest.raises(PlaceInUse, match="full"):
+        await loads[0]
+    assert await loads[1] == "broken"
 
 
 async def test_each_snapshot_answers_its_own_question(rig: Rig) -> None:

@@ -13,7 +13,7 @@ from services.common.redis import Redis
 from services.common.served_models import Checkpoint, adapted, failures_key, listed, wanted_key
 from services.worker import adapters as module
 from services.worker.adapters import ServedAdapters
-from services.worker.engine.adapters import Adapter, UnsupportedAdapter
+from services.worker.engine.adapters import Adapter, PlaceInUse, UnsupportedAdapter
 from tests.support.waiting import until
 from tests.unit.worker.worker_rig import NO_REDIS
 
@@ -26,10 +26,15 @@ class Engine:
     def __init__(self) -> None:
         self.loaded: list[str] = []
         self.refuses: set[str] = set()
+        self.in_use = 0
+        """How often there is no place yet."""
         self.meanwhile: Coroutine[Any, Any, None] | None = None
         """What happens while it refuses one."""
 
     async def load_adapter(self, adapter: Adapter) -> str:
+        if self.in_use:
+            self.in_use -= 1
+            raise PlaceInUse("all places are taken")
         if adapter.id in self.refuses:
             if self.meanwhile is not None:
                 meanwhile, self.meanwhile = self.meanwhile, None
@@ -143,6 +148,15 @@ async def test_routers_hear_of_a_drop_before_anything_is_waited_for(
         return {one.model for one in await listed(rig.redis, rig.settings)} == {"own"}
 
     await until(forgotten, what="it is listed no more")
+
+
+async def test_one_that_comes_before_anothers_place_is_free_is_tried_again(rig: Rig) -> None:
+    await rig.want(own="o", late="l")
+    await rig.start()
+    rig.engine.in_use = 2
+    await rig.want(own="o", many="m")
+    await until(lambda: digest("m") in rig.engine.loaded, what="it has the place")
+    assert not await rig.redis.exists(failures_key(rig.settings.namespace))
 
 
 async def test_of_one_that_was_removed_meanwhile_no_failure_stays(rig: Rig) -> None:

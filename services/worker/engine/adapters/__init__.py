@@ -10,13 +10,14 @@ from services.worker.engine.adapters.adapter import (
     UnsupportedAdapter,
     is_adapted,
 )
-from services.worker.engine.adapters.table import Adapters, AdaptersFull
+from services.worker.engine.adapters.table import Adapters, AdaptersFull, PlaceInUse
 
 __all__ = [
     "Adapter",
     "Adapters",
     "AdaptersFull",
     "Lora",
+    "PlaceInUse",
     "UnsupportedAdapter",
     "is_adapted",
 ]

@@ -12,6 +12,10 @@ class AdaptersFull(ValueError):
     """There is no place for one more."""
 
 
+class PlaceInUse(AdaptersFull):
+    """There will be one: an adapter that goes has it until nobody uses that."""
+
+
 class Adapters:
     """At most so many, each in a place. One that is to go gets no more requests, and keeps its
     place until nobody uses it."""
@@ -34,7 +38,8 @@ class Adapters:
         if adapter.id in self._places:
             return
         if not self._free:
-            raise AdaptersFull(
+            full = PlaceInUse if self._leaving else AdaptersFull
+            raise full(
                 f"{self.most} adapters are loaded, as many as max_adapters allows"
                 if self.most
                 else "adapters are off: max_adapters is 0"
