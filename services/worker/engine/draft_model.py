@@ -116,6 +116,7 @@ class DraftProposer:
             draft_model=None,
             speculation="off",
             tensor_parallel=1,
+            spread=None,
             max_adapters=0,
             keeps_all=True,
             num_blocks=info.num_blocks,

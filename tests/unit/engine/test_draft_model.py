@@ -10,6 +10,7 @@ from transformers import AutoModelForSequenceClassification
 
 from kernels.cpu.library import supported
 from services.worker.engine import (
+    EngineConfig,
     Request,
     Sampling,
     draft_model,
@@ -20,6 +21,8 @@ from services.worker.engine.chunks import Chunk
 from services.worker.engine.cost_model import CostModel
 from services.worker.engine.drafted import Drafted
 from services.worker.engine.engine import Engine
+from services.worker.engine.parallel.seats import Lock, Seat, Spread
+from services.worker.engine.runner import Runner
 from services.worker.engine.sequence import Sequence
 from tests.support.checkpoint import write_checkpoint
 from tests.unit.engine.checkpoints import VOCAB, make
@@ -33,6 +36,7 @@ from tests.unit.engine.guessing import (
     requests_of,
     told,
 )
+from tests.unit.engine.test_engine_client import INFO
 
 Checkpoint = Callable[..., Path]
 
@@ -52,6 +56,30 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     than another."""
     guess(monkeypatch, NOBODY)
     monkeypatch.setattr(guess_rules, "WAGER", 0.0)
+
+
+def test_it_is_whole_and_here_wherever_ranks_of_the_model_are(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint()
+    spread = Spread((Seat("127.0.0.2", str(folder)), Seat("127.0.0.3", str(folder), 1)), Lock(b""))
+    config = EngineConfig(
+        str(folder),
+        tensor_parallel=2,
+        spread=spread,
+        speculation="draft",
+        draft_model=str(folder),
+    )
+    told: list[EngineConfig] = []
+
+    def make_runner(own: EngineConfig) -> Runner:
+        told.append(own)
+        raise ValueError("so far")
+
+    monkeypatch.setattr(draft_model, "make_runner", make_runner)
+    with pytest.raises(ValueError, match="draft_model: so far"):
+        draft_model.DraftProposer(config, INFO)
+    assert (told[0].tensor_parallel, told[0].spread) == (1, None)
 
 
 @pytest.mark.usefixtures("eager")
