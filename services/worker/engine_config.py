@@ -27,6 +27,8 @@ def engine_config(
         device=own.device,
         tensor_parallel=own.tensor_parallel,
         spread=spread,
+        # How many of several hosts' share one is known when they run.
+        ranks_beside=None if own.placement_group_strategy == "STRICT_PACK" else 1,
         block_size=own.block_size,
         kv_cache_bytes=own.kv_cache_bytes,
         max_model_len=own.max_model_len or None,

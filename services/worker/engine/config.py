@@ -53,6 +53,8 @@ class EngineConfig:
     each, from the first one on."""
     spread: Spread | None = None
     """Where each rank runs. None: they are processes of this host."""
+    ranks_beside: int | None = None
+    """Ranks that take memory of one host, itself among them. None: all."""
     block_size: int = 16
     """Tokens of one KV block."""
     num_blocks: int | None = None

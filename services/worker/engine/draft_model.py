@@ -117,6 +117,7 @@ class DraftProposer:
             speculation="off",
             tensor_parallel=1,
             spread=None,
+            ranks_beside=1,
             max_adapters=0,
             keeps_all=True,
             num_blocks=info.num_blocks,

@@ -168,7 +168,7 @@ def num_blocks(config: EngineConfig, model: ModelConfig, dtype: Dtype) -> int:
     found = config.num_blocks or config.kv_cache_bytes // size
     if found < 1:
         raise ValueError(f"kv_cache_bytes {config.kv_cache_bytes} is less than one block ({size})")
-    takes = found * size * config.tensor_parallel
+    takes = found * size * (config.ranks_beside or config.tensor_parallel)
     if config.device == "cpu" and takes > (usable := usable_memory()):
         asked = "num_blocks" if config.num_blocks else "kv_cache_bytes"
         raise ValueError(

@@ -3,15 +3,20 @@ cgroups."""
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from services.cli.stack.checkpoints import check_engines
+from services.common.config import ModelSpec, Settings
 from services.worker.engine import cgroups
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.cores import usable_cores
 from services.worker.engine.host_memory import usable_memory
-from services.worker.engine.runner import make_runner
+from services.worker.engine.models.registry import read_config
+from services.worker.engine.parallel.seating import _own
+from services.worker.engine.runner import make_runner, num_blocks
 from tests.support.checkpoint import write_checkpoint
 
 GIB = 2**30
@@ -104,3 +109,22 @@ def test_more_kv_than_memory_is_refused_and_not_found_out_by_filling_it(
         config = EngineConfig(model, kernels=kernels, threads=1, **{name: value})  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=rf"^{name} .* KV blocks, .* 1,024 MiB of memory"):
             make_runner(config)
+
+
+def test_ranks_of_a_host_have_its_memory_together(
+    tmp_path: Path, host: Callable[[str, dict[str, str]], None]
+) -> None:
+    """Those of others have their own."""
+    host("0::/", {"memory.max": str(GIB)})
+    folder = write_checkpoint(tmp_path / "model")
+    half = {"kv_cache_bytes": GIB * 5 // 8, "threads": 1}
+    config = EngineConfig(str(folder), tensor_parallel=2, **half)  # type: ignore[arg-type]
+    model = read_config(folder)
+    assert num_blocks(_own(config, 0, 1), model, "float32")
+    with pytest.raises(ValueError, match=r"needs 1,280 MiB for KV .* 1,024 MiB of memory"):
+        num_blocks(_own(config, 1, 2), model, "float32")
+    for strategy, fits in (("STRICT_PACK", False), ("SPREAD", True)):
+        own = {"tensor_parallel": 2, "placement_group_strategy": strategy, **half}
+        told = ModelSpec(name="m", path=str(folder), worker=own)  # type: ignore[arg-type]
+        with nullcontext() if fits else pytest.raises(RuntimeError, match="needs 1,280 MiB"):
+            check_engines(told, folder, Settings())

@@ -47,7 +47,14 @@ def _own(config: EngineConfig, rank: int, beside: int) -> EngineConfig:
     threads = max(1, (config.threads or usable_cores()) // beside)
     if device != "cpu":  # with seats it sees the GPU of its own alone
         device = "cuda:0" if config.spread else f"cuda:{rank}"
-    return replace(config, tensor_parallel=1, device=device, threads=threads, spread=None)
+    return replace(
+        config,
+        tensor_parallel=1,
+        device=device,
+        threads=threads,
+        spread=None,
+        ranks_beside=beside,
+    )
 
 
 def _start(members: list[Member], spread: Spread, begins: list[Begin], board: Board) -> None:
