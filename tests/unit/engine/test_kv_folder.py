@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -249,6 +251,37 @@ def test_folders_that_did_not_change_are_not_read_again(
     make(tmp_path).write(name_of(1), content_of(1))
     folder.look()
     assert len(reads) == 1
+
+
+def test_of_a_kind_one_file_is_asked_for_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be hundreds of thousands, and others have other sizes."""
+    folder = make(tmp_path)
+    for number in range(9):
+        folder.write(name_of(number), content_of(number))
+        Folder(tmp_path, "other", 64, 100 * FILE).write(name_of(number), bytes(64))
+    asked: list[str] = []
+    real = os.scandir
+
+    @contextmanager
+    def scandir(path: Path) -> Iterator[Iterator[Any]]:
+        def told(entry: Any) -> Any:
+            def stat(**how: bool) -> os.stat_result:
+                asked.append(entry.name)
+                return cast(os.stat_result, entry.stat(**how))
+
+            names = "name", "path", "is_dir", "is_file"
+            return SimpleNamespace(stat=stat, **{name: getattr(entry, name) for name in names})
+
+        with real(path) as entries:
+            yield map(told, entries)
+
+    monkeypatch.setattr(folder_module.os, "scandir", scandir)
+    folder = make(tmp_path)
+    folder.look()
+    assert len(asked) == 1
+    assert folder.held_bytes == sum(path.stat().st_size for path in files(tmp_path))
 
 
 def test_what_was_found_and_made_room_for_at_once_is_not_told_as_there(tmp_path: Path) -> None:

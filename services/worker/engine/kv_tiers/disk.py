@@ -231,8 +231,11 @@ class DiskTier:
             try:
                 now_s = time.monotonic()
                 if now_s >= next_look_s:
-                    next_look_s = now_s + _LOOK_S
-                    folder.look()
+                    try:
+                        folder.look()
+                    finally:  # however long that took
+                        now_s = time.monotonic()
+                        next_look_s = now_s + _LOOK_S
                     self._tell_changes()
                 if (job := self._next_write(next_look_s - now_s)) is None:
                     continue

@@ -78,6 +78,8 @@ class Folder:
         self.held_bytes = 0
         """Of all kinds, as far as is known."""
         self._shelves: dict[str, _Shelf] = {}
+        self._file_bytes = {self.kind: DIGEST_BYTES + block_bytes}
+        """By kind, all of whose blocks have one size."""
         make_own(root)
         make_own(root / self.kind)
         refuse_without_locks(root / self.kind)
@@ -155,7 +157,7 @@ class Folder:
             with suppress(FileNotFoundError):
                 changed_ns = path.stat().st_mtime_ns
                 if known is None or known.changed_ns != changed_ns:
-                    self._replace(shelf, _read_shelf(path, changed_ns))
+                    self._replace(shelf, _read_shelf(path, changed_ns, self._file_bytes))
         for gone in self._shelves.keys() - there:
             self._replace(gone, _Shelf())
             del self._shelves[gone]
@@ -165,10 +167,8 @@ class Folder:
         self._shelves[shelf] = found
         self.held_bytes += sum(found.sizes.values()) - sum(before.sizes.values())
         if shelf.startswith(self.kind):
-            names, went = (
-                {_name(file) for file in files}
-                for files in (found.sizes, before.sizes.keys() - found.sizes.keys())
-            )
+            now, then = found.sizes.keys(), before.sizes.keys()
+            names, went = ({_name(file) for file in files} for files in (now - then, then - now))
             self._added += names - self._names
             self._gone += went & self._names
             self._names |= names
@@ -263,8 +263,11 @@ def _folders(path: Path, named: "re.Pattern[str]") -> list[str]:
     return []
 
 
-def _read_shelf(path: Path, changed_ns: int) -> _Shelf:
-    """`changed_ns`: of the folder, before it is read."""
+def _read_shelf(path: Path, changed_ns: int, file_bytes: dict[str, int]) -> _Shelf:
+    """`changed_ns`: of the folder, before it is read. `file_bytes`: of a block's file, by kind; of
+    a kind that is not among them one is asked, and none else: there may be hundreds of thousands,
+    of which each costs as much as a step's turn of the interpreter."""
+    kind = path.parent.name
     shelf = _Shelf()
     with os.scandir(path) as entries:
         for entry in entries:
@@ -272,7 +275,9 @@ def _read_shelf(path: Path, changed_ns: int) -> _Shelf:
                 if BEGUN.fullmatch(entry.name):
                     sweep(Path(entry.path))
                 elif _BLOCK.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                    shelf.sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
+                    if kind not in file_bytes:
+                        file_bytes[kind] = entry.stat(follow_symlinks=False).st_size
+                    shelf.sizes[entry.name] = file_bytes[kind]
     if time.time_ns() - changed_ns > _SETTLED_NS:
         shelf.changed_ns = changed_ns
     return shelf
