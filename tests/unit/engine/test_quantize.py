@@ -2,6 +2,7 @@
 as compressed-tensors' own files are."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from kernels.cpu.matrix import rounded
 from services.cli.command_line import parser
 from services.cli.commands import quantize as command
 from services.worker.engine.checkpoint import open_checkpoint
+from services.worker.engine.formats.writing import quantization_config
+from services.worker.engine.models.parts import is_router
 from services.worker.engine.models.registry import read_config
+from services.worker.engine.weights import shapes
 from tests.support import gguf
 from tests.support.tokenizers import byte_level
 from tests.unit.engine import checkpoints
@@ -174,6 +178,16 @@ def test_what_cannot_be_is_said_and_nothing_is_left(source: Path, tmp_path: Path
         assert told.startswith(("MODEL: ", "OUT: "))
         assert told.count(str(tmp_path)) <= 1
     assert [path.name for path in tmp_path.iterdir()] == ["narrow"]
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2-moe", "qwen3-moe"])
+def test_what_stays_wide_is_told_to_readers(tmp_path: Path, kind: str) -> None:
+    """Who reads by `ignore` takes all other linears for packed ones."""
+    names = shapes(read_config(checkpoints.make(tmp_path, kind)))
+    linears = [name for name in names if ".mlp." in name or "_proj" in name or "_moe." in name]
+    ignored = [one for one in quantization_config("int8")["ignore"] if one.startswith("re:")]
+    told = {n for n in linears for one in ignored if re.match(one[3:], n.removesuffix(".weight"))}
+    assert told == {name for name in linears if is_router(name.removesuffix(".weight"))} != set()
 
 
 def test_parts_of_a_checkpoint_become_one(source: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 bit here, and by others that read those."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from kernels.cpu.matrix import BYTES_STEP, GROUP, NIBBLES_STEP, grouped, in_e4m3
 from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.formats.stored import TYPES, Floats, Plain, Shape, Stored
 from services.worker.engine.model_config import UnsupportedModel
-from services.worker.engine.models.parts import is_router
+from services.worker.engine.models.parts import ROUTERS, is_router
 from services.worker.engine.models.registry import read_config
 
 Format = Literal["int8", "int4", "fp8", "w8a8"]
@@ -85,7 +86,7 @@ def quantization_config(format_: Format) -> dict[str, Any]:
         "format": _LAYOUTS[format_].name,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": ["lm_head", "score", "re:.*\\.gate$"],
+        "ignore": ["lm_head", "score", *(f"re:.*{re.escape(name)}$" for name in ROUTERS)],
     }
 
 

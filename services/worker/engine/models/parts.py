@@ -81,10 +81,14 @@ def mlp(config: ModelConfig, weights: Weights, index: int, *, fused: bool = Fals
     )
 
 
+ROUTERS = (".mlp.gate", ".block_sparse_moe.gate", ".shared_expert_gate")
+"""What names of routers end with."""
+
+
 def is_router(name: str) -> bool:
     """Whether the linear of this name chooses experts, or the share of one: it is never rounded,
     since next to nothing is saved and others would be chosen."""
-    return name.endswith((".mlp.gate", ".block_sparse_moe.gate", ".shared_expert_gate"))
+    return name.endswith(ROUTERS)
 
 
 def experts(config: ModelConfig, weights: Weights, at: str, names: tuple[str, str, str]) -> Experts:
