@@ -198,6 +198,21 @@ def test_a_digest_tells_adapters_apart(model: Path, tmp_path: Path) -> None:
     assert a == d == peft.read(folders[0], model, 64).id
 
 
+def test_a_config_that_changes_before_its_digest_is_taken_is_none(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the numbers of one config would go by the digest of another."""
+    folder = adapters.make(tmp_path / "a", model)
+    path, real = folder / "adapter_config.json", peft.digest
+
+    def digest(asked: Path) -> str:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"lora_alpha": 99}))
+        return real(asked)
+
+    monkeypatch.setattr(peft, "digest", digest)
+    assert "was changed while it was read" in refusal(folder, model)
+
+
 def test_settings_of_peft_that_change_nothing(model: Path, tmp_path: Path) -> None:
     config = json.loads((adapters.make(tmp_path, model) / "adapter_config.json").read_text())
     more = {
