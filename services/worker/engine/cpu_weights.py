@@ -17,17 +17,28 @@ from kernels.cpu.library import Library
 from kernels.cpu.matrix import PANEL, Held, Matrix, elements_of
 from kernels.cpu.memory import HUGE, LINE, huge_bytes, zeros
 from kernels.cpu.program import Format
+from services.common.gguf import header
 from services.worker.engine import packed_file
 from services.worker.engine.checkpoint import Checkpoint, open_checkpoint
 from services.worker.engine.formats import SOURCES
 from services.worker.engine.formats.choice import Choice, narrow_rows, spans, told
 from services.worker.engine.formats.stored import Floats, Stored
 from services.worker.engine.models.registry import build_model
+from services.worker.engine.parallel import part as part_module
+from services.worker.engine.parallel import shard as shard_module
 from services.worker.engine.parallel.shard import Shard
 from services.worker.engine.runner import Dtype
 
 log = logging.getLogger(__name__)
 
+_SOURCES = sha256(
+    SOURCES.encode()
+    + b"".join(
+        Path(str(module)).read_bytes()
+        for module in (part_module.__file__, shard_module.__file__, header.__file__, __file__)
+    )
+).hexdigest()[:12]
+"""Likewise, of all that decides what a packed file has."""
 _PIECE = 4 * HUGE
 """Bytes that a thread packs at a time. Written in whole huge pages, they lie in such in the page
 cache."""
@@ -125,8 +136,8 @@ class CpuWeights:
                 log.warning("%s: %s", directory, words)
             packer = _Packer(library, checkpoint, tensors, layout, threads)
             about = (
-                f"{checkpoint.fingerprint} {library.name} {SOURCES} {list(layout.parts.values())} "
-                f"rank {shard.rank} of {shard.ranks}"
+                f"{checkpoint.fingerprint} {library.name} {_SOURCES} {list(layout.parts.values())} "
+                f"{shard.model.scheme} rank {shard.rank} of {shard.ranks}"
             )
             key = sha256(about.encode()).hexdigest()
             self._parts = layout.parts

@@ -15,12 +15,14 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 
-from kernels.cpu.library import built
+from kernels.cpu.library import Library, built
 from kernels.cpu.matrix import E4M3
 from services.worker.engine.checkpoint import check_weights, open_checkpoint
+from services.worker.engine.cpu_weights import CpuWeights
 from services.worker.engine.formats.fp8 import Fp8 as Fp8Tensor
 from services.worker.engine.model_config import UnsupportedModel
 from services.worker.engine.models.registry import read_config
+from services.worker.engine.parallel.shard import Shard
 from tests.support import quantized
 from tests.support.programs import whole
 from tests.unit.engine import checkpoints
@@ -58,6 +60,27 @@ def with_rows(**told: Any) -> dict[str, Any]:
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+
+
+def test_what_config_says_of_numbers_tells_packed_files_apart(tmp_path: Path) -> None:
+    """The two layouts of GPTQ differ in their zeros alone, of which the tensors say nothing."""
+    source = checkpoints.make(tmp_path / "source", "gqa", intermediate_size=128)
+    mine = tmp_path / "mine"
+    quantized.write(source, mine, GPTQ, quantized.gptq(4, 32, zeros=True))
+    packed, found = str(tmp_path / "packed"), []
+    for layout in ("gptq", "gptq_v2"):
+        config = json.loads((mine / "config.json").read_text())
+        config["quantization_config"]["checkpoint_format"] = layout
+        (mine / "config.json").write_text(json.dumps(config))
+        shard = Shard(read_config(mine))
+        for folder in (packed, None):
+            made = CpuWeights(Library(built()[0]), str(mine), shard, "float32", folder, 1)
+            found.append(np.array(made._memory))
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[2], found[3])
+    assert not np.array_equal(found[0], found[2])
+
+
 AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm"}
 WITH_ZEROS = "int8_groups", "int4_zeros"
 LAYOUTS: dict[
