@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
     of them did."""
     # Here, because the command line imports this module and shall start without torch.
     from services.worker.engine.engine import Engine
-    from services.worker.engine.model_config import UnsupportedModel
+    from services.worker.engine.models.config import UnsupportedModel
 
     # What runs, and why it is not what was to be expected.
     logging.basicConfig(format="bench engine: %(message)s")

@@ -30,10 +30,10 @@ from kernels.cpu import structures
 from kernels.cpu.matrix import Held, elements_of
 from services.worker.engine.config import QUANTIZATIONS, EngineConfig
 from services.worker.engine.models.registry import read_config
-from services.worker.engine.weights import shapes
+from services.worker.engine.weights.weights import shapes
 
 if TYPE_CHECKING:
-    from services.worker.engine.cpu_runner import CpuRunner
+    from services.worker.engine.runners.cpu_runner import CpuRunner
 
 HELD: dict[str, tuple[Held, Held]] = {"auto": ("", ""), "int8": ("int8", "int8")}
 HELD |= {"int4": ("int8", "int4"), "fp8": ("int8", "fp8"), "w8a8": ("int8", "w8a8")}
@@ -108,8 +108,8 @@ def written(folder: Path) -> None:
 def measured(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each format and batch."""
     from bench.peers.floors import bytes_per_s
-    from services.worker.engine.cpu_runner import CpuRunner
-    from services.worker.engine.runner import make_runner
+    from services.worker.engine.runners.cpu_runner import CpuRunner
+    from services.worker.engine.runners.runner import make_runner
 
     blocks = max(given.batches) * -(-CONTEXT // BLOCK)
     for name in given.quantization:

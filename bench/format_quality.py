@@ -18,7 +18,7 @@ from services.worker.engine.models.registry import read_config
 from services.worker.engine.plan import StepPlan
 
 if TYPE_CHECKING:
-    from services.worker.engine.cpu_runner import CpuRunner
+    from services.worker.engine.runners.cpu_runner import CpuRunner
 
 Logits = NDArray[np.float32]
 PIECE = 512
@@ -41,8 +41,8 @@ class Apart:
 
 def runner_of(model: Path, threads: int, **formats: str) -> "CpuRunner":
     """With room for one conversation. Raises ValueError where the C++ kernels do not do."""
-    from services.worker.engine.cpu_runner import CpuRunner
-    from services.worker.engine.runner import make_runner
+    from services.worker.engine.runners.cpu_runner import CpuRunner
+    from services.worker.engine.runners.runner import make_runner
 
     blocks = -(-read_config(model).context // BLOCK)
     config = EngineConfig(

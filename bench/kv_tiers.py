@@ -20,7 +20,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from bench.result_file import checkpoint_folder, result_file
-from services.common.checkpoint import digest
+from services.common.checkpoints.checkpoint import digest
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.messages import Request, Sampling
 

@@ -26,14 +26,14 @@ import numpy as np
 
 from bench.result_file import checkpoint_folder, result_file
 from kernels.sampling import SAMPLING
-from services.worker.engine import wire
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.messages import Request, Sampling
 from services.worker.engine.plan import Collected, StepPlan
+from services.worker.engine.process import wire
 
 if TYPE_CHECKING:
     from services.worker.engine.engine import Engine
-    from services.worker.engine.runner import Runner, Ticket
+    from services.worker.engine.runners.runner import Runner, Ticket
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4000)
@@ -76,7 +76,7 @@ def _told(points: Iterator[dict[str, float]]) -> Iterator[dict[str, float]]:
 
 def costs(model: Path) -> Iterator[dict[str, float]]:
     """Seconds of a decode step for each batch and context that the model has."""
-    from services.worker.engine.runner import make_runner
+    from services.worker.engine.runners.runner import make_runner
 
     blocks = max(BATCHES) * -(-max(CONTEXTS) // BLOCK)
     config = EngineConfig(str(model), num_blocks=blocks, block_size=BLOCK, threads=_threads())

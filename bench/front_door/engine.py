@@ -28,7 +28,7 @@ from tokenizers import Tokenizer
 from bench.link_hops import announce, terminated
 from protos.common_pb2 import FINISH_LENGTH, Usage
 from protos.worker_pb2 import Load, TokenDelta, WorkerNews, WorkRequest
-from services.common.checkpoint import digest
+from services.common.checkpoints.checkpoint import digest
 from services.common.config import Settings
 from services.common.discovery import Registration, Replica, host_id
 from services.common.garbage import set_aside

@@ -15,9 +15,9 @@ from protos import tokenizer_pb2, tokenizer_pb2_grpc
 from protos.common_pb2 import FINISH_LENGTH, Usage
 from protos.tokenizer_pb2 import PromptPlan, PromptRequest, TextDelta
 from services.common.config import Settings
-from services.common.content import text_of
 from services.common.link import LinkCall, LinkServer
 from services.common.service import Host, Service
+from services.common.text.content import text_of
 
 _AT_ONCE = 16_384
 

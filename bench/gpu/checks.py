@@ -19,7 +19,7 @@ from kernels.triton.decode import Splits, decode
 from kernels.triton.deltas import add_deltas, rows_of
 from kernels.triton.prefill import prefill
 from kernels.triton.sampling import SamplerRoom, sample
-from services.worker.engine import sampler
+from services.worker.engine.runners import sampler
 
 TOLERANCE = 1e-2
 """Of bfloat16; an error of indexing is near 1."""

@@ -19,7 +19,7 @@ from bench.gpu.kernels import Measured
 from services.worker.engine import EngineConfig, Request, Sampling
 from services.worker.engine.engine import Engine
 from services.worker.engine.models.registry import read_config
-from services.worker.engine.weights import shapes
+from services.worker.engine.weights.weights import shapes
 
 
 @dataclass(frozen=True)

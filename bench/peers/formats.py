@@ -30,7 +30,7 @@ from bench.peers.contestant import Contestant
 from bench.peers.contestants import DRIVERS, ROOT, version
 from bench.peers.foreign import ForeignLoad
 from bench.peers.workloads import Asked
-from services.common.checkpoint import locate
+from services.common.checkpoints.checkpoint import locate
 from services.common.config import ModelSpec
 
 PACKAGE = "@node-llama-cpp/linux-x64@3.22.1"

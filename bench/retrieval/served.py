@@ -18,7 +18,7 @@ from protos import retrieval_pb2 as pb
 from services.common.config import RetrievalSettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.service import Host
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.common.transport import Transport
 from services.common.unary import call
 from services.retrieval.index import edge_process

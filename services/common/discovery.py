@@ -18,9 +18,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from services.common.metrics import REDIS_REACHABLE
 from services.common.redis import Redis, RedisAway, RedisError, Script
 from services.common.script_line import ScriptLine
+from services.common.telemetry.metrics import REDIS_REACHABLE
 
 log = logging.getLogger(__name__)
 

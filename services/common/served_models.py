@@ -32,7 +32,7 @@ class Checkpoint:
 
     model: str
     digest: str
-    text_digest: str  # of what a tokenizer reads of it (services/common/checkpoint.py)
+    text_digest: str  # of what a tokenizer reads of it (services/common/checkpoints/checkpoint.py)
     path: str  # where the workers have it
     parent: str = ""  # of an adapter: the model that it belongs to, whose path that is
     base: str = ""  # and that one's digest

@@ -18,8 +18,8 @@ from google.protobuf.message import DecodeError
 
 from protos import common_pb2
 from services.common.errors import PenstockError
-from services.common.spans import Span
-from services.common.telemetry import Telemetry, remote_parent, traceparent
+from services.common.telemetry.spans import Span
+from services.common.telemetry.telemetry import Telemetry, remote_parent, traceparent
 
 TRACEPARENT_KEY = "traceparent"
 RECORD_KEY = "penstock-record-bin"

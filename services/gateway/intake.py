@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from services.common.errors import PenstockError, unavailable
-from services.common.shares import Shares
+from services.common.fairness.shares import Shares
 from services.gateway import metrics
 
 Holding = Callable[[int], None]

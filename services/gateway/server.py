@@ -9,17 +9,17 @@ from functools import partial
 import grpc
 
 from services.common.blobs import Blobs
-from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings, Settings
-from services.common.fair_threads import FairThreads
+from services.common.fairness.fair_threads import FairThreads
 from services.common.give_back import keep_pages
-from services.common.metrics import BoundedNames
-from services.common.metrics_server import Page
+from services.common.locks.certificates import CertificateFiles
 from services.common.peers import Peers
 from services.common.policy import PolicyFile
 from services.common.redis import Redis
 from services.common.service import Service
-from services.common.telemetry import Telemetry
+from services.common.telemetry.metrics import BoundedNames
+from services.common.telemetry.metrics_server import Page
+from services.common.telemetry.telemetry import Telemetry
 from services.common.transport import host_port
 from services.gateway.api.admin.routes import admin_application, admin_settings
 from services.gateway.api.grpc.server import GrpcServer
@@ -41,17 +41,17 @@ from services.gateway.runs.known_scores import KnownScores
 from services.gateway.runs.lasting.runs import Runs
 from services.gateway.runs.records import Records
 from services.gateway.runs.shared_records import SharedRecords
-from services.gateway.stores.file_expiry import FileExpiry
-from services.gateway.stores.files import Files
-from services.gateway.stores.indexing import Indexing
+from services.gateway.stores.files.file_expiry import FileExpiry
+from services.gateway.stores.files.files import Files
+from services.gateway.stores.files.orphans import Orphans
+from services.gateway.stores.files.uploads import Uploads
+from services.gateway.stores.indexing.indexing import Indexing
+from services.gateway.stores.indexing.reindexing import Reindexing
+from services.gateway.stores.indexing.served_embedders import ServedEmbedders
 from services.gateway.stores.lookout import Lookout
-from services.gateway.stores.orphans import Orphans
-from services.gateway.stores.reindexing import Reindexing
-from services.gateway.stores.retrieval_client import RetrievalClient
-from services.gateway.stores.served_embedders import ServedEmbedders
-from services.gateway.stores.store_records import StoreRecords
-from services.gateway.stores.uploads import Uploads
-from services.gateway.stores.vector_stores import VectorStores
+from services.gateway.stores.retrieval.client import RetrievalClient
+from services.gateway.stores.vector_stores.store_records import StoreRecords
+from services.gateway.stores.vector_stores.vector_stores import VectorStores
 from services.gateway.targets import Targets
 
 _LAST_WORDS_S = 2.0  # of calls that outlast the grace

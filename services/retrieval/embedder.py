@@ -20,7 +20,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from services.common.errors import PenstockError
-from services.common.shares import Shares
+from services.common.fairness.shares import Shares
 from services.retrieval import metrics
 from services.retrieval.embedding_model import Read
 

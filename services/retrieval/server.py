@@ -16,10 +16,10 @@ from protos import retrieval_pb2_grpc
 from services.common import retrieval_abilities
 from services.common.blobs import Blobs
 from services.common.errors import PenstockError, unavailable
-from services.common.metrics_server import Page
 from services.common.policy import PolicyFile
 from services.common.service import Service
-from services.common.spans import Span
+from services.common.telemetry.metrics_server import Page
+from services.common.telemetry.spans import Span
 from services.common.unary import serving
 from services.retrieval import metrics, pipeline
 from services.retrieval.assembly import (

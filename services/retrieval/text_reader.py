@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from services.common.tokenizer_file import read_tokenizer
+from services.common.checkpoints.tokenizer_file import read_tokenizer
 
 _CHARS_PER_TOKEN = 100  # no text of more characters than this per token of the window is tokenized
 

@@ -16,8 +16,8 @@ from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
 from services.common.packed_ids import count, pack
 from services.common.served_models import ServedModels
-from services.common.spans import Span
-from services.common.telemetry import Telemetry, remote_parent, traceparent
+from services.common.telemetry.spans import Span
+from services.common.telemetry.telemetry import Telemetry, remote_parent, traceparent
 from services.router import metrics
 from services.router.admission import LANE_NAMES, Admission, Ticket, not_served
 from services.router.answer import Answer

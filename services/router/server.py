@@ -13,7 +13,7 @@ from services.common.link import LinkServer
 from services.common.redis import Redis
 from services.common.served_models import ServedModels
 from services.common.service import Service
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.router import metrics, pipeline
 from services.router.admission import Admission
 from services.router.quarantine import Quarantine

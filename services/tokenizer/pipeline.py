@@ -13,21 +13,21 @@ from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import End, LinkCall
 from services.common.packed_ids import pack
 from services.common.policy import Policy
-from services.common.spans import Span
-from services.common.telemetry import decision, traceparent
+from services.common.telemetry.spans import Span
+from services.common.telemetry.telemetry import decision, traceparent
 from services.tokenizer import metrics
-from services.tokenizer.allowed import Routed, allowed, policy_of, tell
-from services.tokenizer.answer_policy import AnswerPolicy
-from services.tokenizer.choices import generate_all, seed_of
-from services.tokenizer.constraint import constraint_of, shape_of
-from services.tokenizer.context import Prompt, assemble, check_length
-from services.tokenizer.generation import Way
-from services.tokenizer.models import ServedModel
-from services.tokenizer.offers import offered
-from services.tokenizer.output import CannotResumeError, Output
-from services.tokenizer.own_sampling import fill
+from services.tokenizer.answers.answer_policy import AnswerPolicy
+from services.tokenizer.answers.choices import generate_all, seed_of
+from services.tokenizer.answers.generation import Way
+from services.tokenizer.answers.output import CannotResumeError, Output
+from services.tokenizer.answers.token_texts import bad_words
+from services.tokenizer.checkpoints.models import ServedModel
+from services.tokenizer.checkpoints.own_sampling import fill
 from services.tokenizer.parts import Pipeline, model_of, threaded, told_of
-from services.tokenizer.token_texts import bad_words
+from services.tokenizer.prompts.allowed import Routed, allowed, policy_of, tell
+from services.tokenizer.prompts.constraint import constraint_of, shape_of
+from services.tokenizer.prompts.context import Prompt, assemble, check_length
+from services.tokenizer.prompts.offers import offered
 
 _SHORT_BYTES = 1024  # of a request
 

@@ -10,22 +10,22 @@ from protos import tokenizer_pb2, tokenizer_pb2_grpc
 from protos.common_pb2 import Record
 from protos.tokenizer_pb2 import PromptRequest
 from services.common.errors import PenstockError, invalid
-from services.common.fair_threads import FairThreads
+from services.common.fairness.fair_threads import FairThreads
 from services.common.give_back import keep_pages
 from services.common.link import LinkCall, LinkServer
-from services.common.metrics_server import Page
 from services.common.peers import Peers
 from services.common.policy import PolicyFile
 from services.common.service import Service
-from services.common.spans import Span
-from services.common.telemetry import remote_parent
+from services.common.telemetry.metrics_server import Page
+from services.common.telemetry.spans import Span
+from services.common.telemetry.telemetry import remote_parent
 from services.tokenizer import metrics
-from services.tokenizer.catalog import Catalog
+from services.tokenizer.checkpoints.catalog import Catalog
+from services.tokenizer.checkpoints.pools import Pools
+from services.tokenizer.numbers.pool_prompts import check_pool
+from services.tokenizer.numbers.pooled import pool
 from services.tokenizer.parts import Pipeline
 from services.tokenizer.pipeline import run
-from services.tokenizer.pool_prompts import check_pool
-from services.tokenizer.pooled import pool
-from services.tokenizer.pools import Pools
 from services.tokenizer.tokens import tokens
 from services.tokenizer.warming.warming import Warming
 

@@ -9,9 +9,9 @@ from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.errors import PenstockError
 from services.common.link import LinkCall
 from services.common.packed_ids import as_field, pack
-from services.common.spans import Span
-from services.tokenizer.context import TOO_LONG, assemble, check_length
+from services.common.telemetry.spans import Span
 from services.tokenizer.parts import Pipeline, model_of, threaded
+from services.tokenizer.prompts.context import TOO_LONG, assemble, check_length
 
 
 async def tokens(

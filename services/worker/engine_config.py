@@ -5,8 +5,8 @@ from typing import Literal
 
 from services.common.config import Settings, WorkerSettings, is_loopback
 from services.worker.engine.config import EngineConfig
-from services.worker.engine.cores import usable_cores
 from services.worker.engine.parallel.seats import Spread
+from services.worker.engine.process.cores import usable_cores
 
 
 def engine_config(

@@ -18,8 +18,8 @@ from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
 from services.common.packed_ids import count, unpack
 from services.common.served_models import Checkpoint
-from services.common.spans import Span
-from services.common.telemetry import Telemetry, remote_parent
+from services.common.telemetry.spans import Span
+from services.common.telemetry.telemetry import Telemetry, remote_parent
 from services.common.waiting import first_done
 from services.worker.adapters import ServedAdapters
 from services.worker.engine import (

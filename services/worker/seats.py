@@ -14,10 +14,10 @@ import ray
 from ray.util import get_current_placement_group, get_node_ip_address
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from services.common.certificates import dns_name
-from services.common.checkpoint import digest, locate
+from services.common.checkpoints.checkpoint import digest, locate
 from services.common.config import ModelSpec, Settings
-from services.common.logs import configure_logging
+from services.common.locks.certificates import dns_name
+from services.common.telemetry.logs import configure_logging
 from services.common.versions import version
 from services.worker.engine.parallel.keeper import keep
 from services.worker.engine.parallel.links import listen

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from services.common.checkpoint import chosen, digest, locate, text_digest
+from services.common.checkpoints.checkpoint import chosen, digest, locate, text_digest
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Registration, host_id
 from services.common.errors import unavailable
@@ -17,17 +17,12 @@ from services.common.link import LinkCall, LinkServer, Vitals
 from services.common.redis import Redis
 from services.common.served_models import Checkpoint, entry
 from services.common.service import Service
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.common.transport import Transport
 from services.worker import pipeline
 from services.worker.adapters import ServedAdapters
-from services.worker.engine import (
-    EngineClient,
-    EngineDied,
-    ModelInfo,
-    StepOutput,
-    kv_payload,
-)
+from services.worker.engine import EngineClient, EngineDied, ModelInfo, StepOutput
+from services.worker.engine.kv import payload as kv_payload
 from services.worker.engine.parallel.seats import Spread
 from services.worker.engine_config import engine_config
 from services.worker.engine_metrics import ENGINE

@@ -64,7 +64,9 @@ async def engine(laptop: Laptop) -> list[int]:
     """The engine of a decode worker."""
     (worker,) = await replica("worker", role="decode")(laptop)
     children = psutil.Process(worker).children(recursive=True)
-    return [c.pid for c in children if "services.worker.engine.process" in " ".join(c.cmdline())]
+    return [
+        c.pid for c in children if "services.worker.engine.process.loop" in " ".join(c.cmdline())
+    ]
 
 
 async def answered(api: httpx.AsyncClient) -> bool:

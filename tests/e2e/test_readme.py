@@ -19,7 +19,7 @@ from services.cli.command_line import parser
 from services.cli.running import Running, holding, state_file
 from services.common.config import ModelSpec, Settings
 from services.common.embedded_redis import EmbeddedRedis
-from services.common.secrets import private_folder
+from services.common.locks.secrets import private_folder
 from tests.support.cluster import ROOT, Cluster
 from tests.support.transport import SECRET
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.common.certificates import dns_name
 from services.common.config import ModelSpec
 from services.common.discovery import SERVICES
+from services.common.locks.certificates import dns_name
 from tests.support.authority import Authority
 from tests.support.cluster import Cluster
 from tests.support.streams import Stream, complete

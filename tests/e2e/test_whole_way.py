@@ -14,7 +14,7 @@ import transformers
 
 from protos import gateway_pb2, gateway_pb2_grpc
 from services.common.config import ModelSpec
-from services.common.content import said
+from services.common.text.content import said
 from tests.support.cluster import Cluster
 from tests.support.inside import check
 from tests.support.streams import Stream

@@ -13,10 +13,10 @@ import numpy as np
 from protos.common_pb2 import Constraint as Form
 from protos.common_pb2 import Tool, ToolChoice
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest
-from services.common.content import said
-from services.tokenizer.constraint import constraint_of
-from services.tokenizer.context import Prompt
-from services.tokenizer.models import ServedModel, load
+from services.common.text.content import said
+from services.tokenizer.checkpoints.models import ServedModel, load
+from services.tokenizer.prompts.constraint import constraint_of
+from services.tokenizer.prompts.context import Prompt
 from services.worker.engine.messages import Constraint, Pooling, Request, Sampling
 from tests.support.served import checkpoint_of
 

@@ -11,7 +11,7 @@ from protos.tokenizer_pb2 import TextDelta
 from protos.worker_pb2 import TokenDelta
 from services.common.errors import PenstockError, invalid
 from services.common.link import LinkCall
-from services.tokenizer.choices import seed_of
+from services.tokenizer.answers.choices import seed_of
 from tests.support.prompts import prompt_of
 from tests.support.resumes import resume_of
 from tests.support.tokenizer_bed import Bed, bed, ids, question

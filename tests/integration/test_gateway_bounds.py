@@ -16,8 +16,8 @@ from protos.gateway_pb2 import ChatRequest, GetRunRequest
 from protos.gateway_pb2_grpc import InferenceStub, RunsStub
 from protos.gateway_stores_pb2 import GetAttachedFileRequest
 from protos.gateway_stores_pb2_grpc import VectorStoresStub
-from services.common.content import said
 from services.common.link import LinkCall
+from services.common.text.content import said
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig, plan, say, send
 from tests.support.waiting import until
 

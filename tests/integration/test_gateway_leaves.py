@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.common.certificates import CertificateFiles
+from services.common.locks.certificates import CertificateFiles
 from services.gateway.api.rest.routes import application
 from services.gateway.connections.http_server import HttpServer
 from tests.support.authority import Authority

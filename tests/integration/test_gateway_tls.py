@@ -13,9 +13,9 @@ import pytest
 from cryptography import x509
 
 from protos import gateway_pb2, gateway_pb2_grpc
-from services.common import certificates
-from services.common.certificates import CertificateError
 from services.common.link import LinkCall
+from services.common.locks import certificates
+from services.common.locks.certificates import CertificateError
 from tests.support.authority import Authority
 from tests.support.gateway_rig import MODEL, Rig, finish, gateway_rig, plan, send
 from tests.support.waiting import until

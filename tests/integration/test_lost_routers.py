@@ -17,7 +17,7 @@ from services.common.errors import PenstockError, unavailable
 from services.common.link import End, LinkCall
 from services.common.policy import Policy, load_rules
 from services.common.service import Host
-from services.tokenizer.generation import MAX_LOSSES
+from services.tokenizer.answers.generation import MAX_LOSSES
 from tests.support.link_peers import links_made_anew_at_once
 from tests.support.prompts import prompt_of
 from tests.support.resumes import resume_of

@@ -27,9 +27,9 @@ from services.common.service import Host
 from services.gateway.identity.keys import KeyStore
 from services.gateway.runs.text_stream import MAX_LOSSES
 from services.gateway.server import GatewayService
-from services.tokenizer.context import Prompt
-from services.tokenizer.detokenizer import detokenizer_factory
-from services.tokenizer.output import Output
+from services.tokenizer.answers.detokenizer import detokenizer_factory
+from services.tokenizer.answers.output import Output
+from services.tokenizer.prompts.context import Prompt
 from services.tokenizer.server import TokenizerService
 from tests.support.link_peers import links_made_anew_at_once
 from tests.support.served import checkpoint_of, listing

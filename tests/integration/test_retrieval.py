@@ -26,7 +26,7 @@ from services.common.discovery import Directory, Replica
 from services.common.errors import PenstockError
 from services.common.redis import connect
 from services.common.service import Host
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.common.unary import call, follow
 from services.retrieval import embedder
 from services.retrieval.index.points import TOKENS, Condition, Every, Is

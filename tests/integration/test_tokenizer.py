@@ -23,14 +23,14 @@ from services.common.config import (
     Settings,
     WorkerSettings,
 )
-from services.common.content import said
 from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall
 from services.common.redis import connect
 from services.common.service import Host
+from services.common.text.content import said
 from services.tokenizer import metrics
-from services.tokenizer.context import assemble
+from services.tokenizer.prompts.context import assemble
 from services.tokenizer.server import TokenizerService
 from tests.support.prompts import prompt_of
 from tests.support.resumes import resume_of

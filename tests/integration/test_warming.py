@@ -9,10 +9,10 @@ from protos.common_pb2 import FINISH_LENGTH, PRIORITY_LOW, Caller, Passage, Samp
 from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import Chat, PromptRequest
 from protos.worker_pb2 import TokenDelta
-from services.common.content import said
 from services.common.link import LinkCall
 from services.common.packed_ids import pack
 from services.common.redis import Redis
+from services.common.text.content import said
 from services.tokenizer import metrics
 from tests.support.fake_worker import BLOCK_SIZE, CHECKPOINT, MODEL
 from tests.support.prompts import prompt_of

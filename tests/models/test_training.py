@@ -14,7 +14,7 @@ from models.recipe.model import QUERIES, Llama, RMSNorm, Shape, attend
 from models.recipe.optim import orthogonalise
 from models.recipe.tokenizer import ASSISTANT, CITES, END, PAD, USER
 from models.recipe.train import Crew, Plan, Tally, Training, alone, train
-from services.tokenizer.own_sampling import read_own
+from services.tokenizer.checkpoints.own_sampling import read_own
 
 TINY = Shape(2048, hidden=64, inner=64, layers=2, heads=4, head_dim=16)
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from models.recipe.evaluate import (
 )
 from models.recipe.export import load
 from models.recipe.model import QUERIES, Llama
-from services.tokenizer.own_sampling import read_own
+from services.tokenizer.checkpoints.own_sampling import read_own
 
 ROOT = Path(__file__).parents[2]
 DEMO, DRAFT = ROOT / "models/demo", ROOT / "models/demo-draft"

@@ -13,11 +13,11 @@ from protos.retrieval_pb2 import JudgeReply, JudgeRequest, SearchReply, SearchRe
 from protos.tokenizer_pb2 import ModelInfo, PromptRequest
 from services.common.config import GatewaySettings, MeteringSettings, Settings
 from services.common.errors import PenstockError
-from services.common.fair_threads import FairThreads
+from services.common.fairness.fair_threads import FairThreads
 from services.common.link import End
-from services.common.metrics import BoundedNames
 from services.common.policy import PolicyFile
-from services.common.telemetry import Telemetry
+from services.common.telemetry.metrics import BoundedNames
+from services.common.telemetry.telemetry import Telemetry
 from services.gateway.identity.principal import GRANTS, Principal, Role
 from services.gateway.intake import Intake
 from services.gateway.metering.meter import Meter
@@ -27,7 +27,7 @@ from services.gateway.models import model_not_found
 from services.gateway.parts import Gateway
 from services.gateway.runs.known_scores import KnownScores
 from services.gateway.runs.records import Records
-from services.gateway.stores.store_files import Unready
+from services.gateway.stores.vector_stores.store_files import Unready
 
 MODEL = "tiny"
 EMBEDDING_MODEL = "tiny-embed"

@@ -37,7 +37,7 @@ from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall, LinkServer
 from services.common.redis import Redis, connect
 from services.common.service import Host, Service
-from services.common.telemetry import decision, remote_parent, traceparent
+from services.common.telemetry.telemetry import decision, remote_parent, traceparent
 from services.common.unary import serving
 from services.gateway import models
 from services.gateway.identity.keys import KeyStore

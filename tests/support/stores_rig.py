@@ -18,20 +18,20 @@ from services.common.config import GatewaySettings, JobsSettings, RetrievalSetti
 from services.common.config.retrieval import ServedEmbedder
 from services.common.errors import PenstockError
 from services.common.redis import Redis
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.gateway.identity.principal import Principal, Refused
 from services.gateway.identity.standing import Grantee
 from services.gateway.identity.tenants import Priority
 from services.gateway.jobs.jobs import Jobs
-from services.gateway.stores.file_record import FileRecord
-from services.gateway.stores.files import Files
-from services.gateway.stores.indexing import Indexing
-from services.gateway.stores.reindexing import Reindexing
-from services.gateway.stores.served_embedders import ServedEmbedders
-from services.gateway.stores.store_files import AttachedFile
-from services.gateway.stores.store_record import StoreRecord
-from services.gateway.stores.store_records import StoreRecords
-from services.gateway.stores.vector_stores import Attach, VectorStores
+from services.gateway.stores.files.file_record import FileRecord
+from services.gateway.stores.files.files import Files
+from services.gateway.stores.indexing.indexing import Indexing
+from services.gateway.stores.indexing.reindexing import Reindexing
+from services.gateway.stores.indexing.served_embedders import ServedEmbedders
+from services.gateway.stores.vector_stores.store_files import AttachedFile
+from services.gateway.stores.vector_stores.store_record import StoreRecord
+from services.gateway.stores.vector_stores.store_records import StoreRecords
+from services.gateway.stores.vector_stores.vector_stores import Attach, VectorStores
 from tests.support.blob_folder import memory_blobs, pieces
 from tests.support.gateway_parts import SharedMeter, Tokenizers, meter, principal
 from tests.support.waiting import until

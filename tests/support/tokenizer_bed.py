@@ -16,12 +16,12 @@ from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import Chat, PromptRequest, TextDelta
 from protos.worker_pb2 import TokenDelta
 from services.common.config import PolicySettings, Settings, TokenizerSettings
-from services.common.content import said
 from services.common.errors import PenstockError
 from services.common.link import End, LinkCall, LinkClient, LinkServer
 from services.common.redis import connect
 from services.common.service import Host, Service
-from services.common.telemetry import decision, remote_parent
+from services.common.telemetry.telemetry import decision, remote_parent
+from services.common.text.content import said
 from services.tokenizer.parts import Pipeline
 from services.tokenizer.server import TokenizerService
 from tests.support.prompts import prompt_of

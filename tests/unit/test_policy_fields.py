@@ -9,7 +9,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from protos.common_pb2 import ContentPart, Message, Passage, Tool, ToolCall
 from protos.tokenizer_pb2 import Chat, Pool, PromptRequest
-from services.tokenizer.subjects import subjects
+from services.tokenizer.prompts.subjects import subjects
 
 PROTOS = Path(__file__).parents[2] / "protos"
 FILES = [import_module(f"protos.{file.stem}_pb2") for file in sorted(PROTOS.glob("*.proto"))]

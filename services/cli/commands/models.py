@@ -19,7 +19,7 @@ from services.cli.running import find_running
 from services.cli.stack.checkpoints import check_engines, made_local
 from services.cli.stack.replicas import missing, workers_of
 from services.cli.stack.wanted_models import Look, WantedModels
-from services.common.checkpoint import locate
+from services.common.checkpoints.checkpoint import locate
 from services.common.config import ModelSpec, Settings
 from services.common.config.models import NOT_A_NAME
 from services.common.discovery import Directory

@@ -6,10 +6,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from services.common.checkpoint import folder_of, text_files
+from services.common.checkpoints.checkpoint import folder_of, text_files
 from services.worker.engine.formats.safetensors import INDEX
 from services.worker.engine.formats.writing import write_quantized
-from services.worker.engine.model_config import UnsupportedModel
+from services.worker.engine.models.config import UnsupportedModel
 
 
 def main(arguments: argparse.Namespace) -> int:

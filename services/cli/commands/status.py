@@ -14,7 +14,7 @@ from services.cli.console import console, folding_table
 from services.cli.interruptible import run
 from services.cli.registry import looked, settings_here
 from services.common.discovery import Replica
-from services.common.secrets import redacted
+from services.common.locks.secrets import redacted
 from services.common.transport import Transport
 
 _ASK_POLICY = ("gateway", "tokenizer", "retrieval")

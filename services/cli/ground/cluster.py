@@ -16,7 +16,7 @@ from services.cli.ground.joined_ray import JoinedRay, uses_tls
 from services.cli.ground.reached import check_qdrant, check_redis
 from services.cli.interruptible import run
 from services.common.config import AUTO, Settings, is_loopback
-from services.common.secrets import redacted
+from services.common.locks.secrets import redacted
 
 _LOOK_EVERY_S = 2.0  # whether Serve still runs what was deployed
 

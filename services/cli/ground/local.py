@@ -18,8 +18,8 @@ from services.cli.stack.checkpoints import check_embeddings, made_local
 from services.cli.stack.supervisor import LOST
 from services.common.config import Settings
 from services.common.embedded_redis import EmbeddedRedis
-from services.common.secrets import redacted
-from services.common.socket_folder import SocketFolder
+from services.common.locks.secrets import redacted
+from services.common.locks.socket_folder import SocketFolder
 
 
 class LocalGround:

@@ -15,7 +15,7 @@ from typing import Any
 from services.cli.ground.lean_ray import leave_out_what_serves_nobody
 from services.cli.plain import without_colours
 from services.cli.stack.logs import new_logs
-from services.common.secrets import kept_secret, private_folder
+from services.common.locks.secrets import kept_secret, private_folder
 
 
 class RayLost(Exception):

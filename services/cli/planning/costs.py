@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from services.worker.engine.kv_cache import block_bytes
-from services.worker.engine.model_config import ModelConfig
-from services.worker.engine.weights import shapes
+from services.worker.engine.kv.cache import block_bytes
+from services.worker.engine.models.config import ModelConfig
+from services.worker.engine.weights.weights import shapes
 
 PRECISIONS = {"float32": 4.0, "bfloat16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2 / 32}
 """Bytes of a weight. fp8 and int8 have a scale for each row, which is next to nothing; int4 has one

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from services.worker.engine.model_config import (
+from services.worker.engine.models.config import (
     ExpertsConfig,
     LayerConfig,
     ModelConfig,

@@ -5,19 +5,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kernels.cpu.library import Unavailable
-from services.common.checkpoint import is_gguf, is_hub_id, locate
+from services.common.checkpoints.checkpoint import is_gguf, is_hub_id, locate
+from services.common.checkpoints.tokenizer_file import read_tokenizer
 from services.common.config import ModelSpec, RetrievalSettings, Settings, WorkerSettings
-from services.common.tokenizer_file import read_tokenizer
 from services.worker.engine.adapters import UnsupportedAdapter, peft
-from services.worker.engine.checkpoint import check_weights
 from services.worker.engine.config import EngineConfig
-from services.worker.engine.cpu_runner import check_fits
-from services.worker.engine.draft_model import with_room
 from services.worker.engine.formats.choice import check_on_gpu
-from services.worker.engine.model_config import ModelConfig, UnsupportedModel
+from services.worker.engine.models.config import ModelConfig, UnsupportedModel
 from services.worker.engine.models.registry import read_config
 from services.worker.engine.parallel.shard import Shard, check_cut
-from services.worker.engine.runner import choose_dtype, max_model_len, num_blocks
+from services.worker.engine.runners.cpu_runner import check_fits
+from services.worker.engine.runners.runner import choose_dtype, max_model_len, num_blocks
+from services.worker.engine.speculation.draft_model import with_room
+from services.worker.engine.weights.checkpoint import check_weights
 from services.worker.engine_config import engine_config
 
 

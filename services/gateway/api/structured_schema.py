@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from protos.common_pb2 import Constraint
-from services.common.json_schema import closed
+from services.common.text.json_schema import closed
 from services.gateway.api.schema import MAX_DEPTH, Body, bad_value, read_json, too_deep
 from services.gateway.api.tools_schema import FunctionName
 

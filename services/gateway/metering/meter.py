@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from protos.common_pb2 import Usage
 from services.common.config import MeteringSettings, Settings
 from services.common.errors import PenstockError
-from services.common.metrics import BoundedNames
 from services.common.redis import Redis, RedisAway
+from services.common.telemetry.metrics import BoundedNames
 from services.gateway import metrics
 from services.gateway.api.rest.http import CLIENT_GONE, http_status
 from services.gateway.identity.principal import Principal

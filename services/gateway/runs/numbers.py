@@ -14,8 +14,8 @@ from protos.retrieval_pb2 import TextVectors, Vector
 from protos.tokenizer_pb2 import Pool, PromptRequest, TextDelta
 from services.common.errors import PenstockError
 from services.common.peers import Peers
-from services.common.spans import Span
-from services.common.telemetry import traceparent
+from services.common.telemetry.spans import Span
+from services.common.telemetry.telemetry import traceparent
 from services.gateway.metering.prices import Cost
 from services.gateway.runs.text_stream import TextStream
 

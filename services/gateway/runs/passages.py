@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from protos.common_pb2 import Caller, Searched
 from protos.retrieval_pb2 import SearchReply, SearchRequest
 from services.common.errors import PenstockError
-from services.common.spans import Span
+from services.common.telemetry.spans import Span
 from services.gateway import metrics
 from services.gateway.identity.principal import Principal
 from services.gateway.metering.estimate import of_texts
@@ -18,15 +18,15 @@ from services.gateway.runs.questions import Questions
 from services.gateway.runs.records import Journal
 from services.gateway.runs.reranking import Reranking
 from services.gateway.runs.rewriting.asking import whole_question
-from services.gateway.stores.retrieval_client import is_outage
-from services.gateway.stores.searching import (
+from services.gateway.stores.retrieval.client import is_outage
+from services.gateway.stores.retrieval.searching import (
     fused,
     model_warnings,
     searched_by,
     stale_warning,
     usage_of,
 )
-from services.gateway.stores.store_files import Unready
+from services.gateway.stores.vector_stores.store_files import Unready
 
 ROUTE = "search"  # in the ledger
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Awaitable
 
-from services.common.telemetry import traceparent
+from services.common.telemetry.telemetry import traceparent
 from services.gateway import metrics
 from services.gateway.identity.principal import Permission, Principal
 from services.gateway.intake import Place

@@ -10,8 +10,8 @@ import numpy as np
 from protos.retrieval_pb2 import EmbedRequest
 from protos.tokenizer_pb2 import Pool, PromptRequest
 from services.common.errors import PenstockError
-from services.common.fair_threads import FairThreads
-from services.common.spans import Span
+from services.common.fairness.fair_threads import FairThreads
+from services.common.telemetry.spans import Span
 from services.gateway.api.schema import UNSUPPORTED, bad_value
 from services.gateway.identity.principal import Principal
 from services.gateway.metering.estimate import of_texts

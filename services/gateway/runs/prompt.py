@@ -16,7 +16,7 @@ from protos.tokenizer_pb2 import (
     TextDelta,
     TextLogprob,
 )
-from services.common.content import text_of
+from services.common.text.content import text_of
 from services.gateway.runs.citations import Checked, check
 
 

@@ -9,7 +9,7 @@ import grpc
 from protos.common_pb2 import Record
 from protos.retrieval_pb2 import SearchReply, SearchRequest
 from services.common.errors import PenstockError
-from services.common.spans import Span
+from services.common.telemetry.spans import Span
 from services.gateway.identity.principal import Principal
 from services.gateway.metering.meter import Metered
 from services.gateway.parts import Gateway

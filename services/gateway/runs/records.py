@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from protos import common_pb2
 from services.common.discovery import REPLICA_ID
 from services.common.errors import PenstockError
-from services.common.spans import Remote
-from services.common.telemetry import decision, remote_parent
+from services.common.telemetry.spans import Remote
+from services.common.telemetry.telemetry import decision, remote_parent
 from services.gateway.metering.meter import Metered
 from services.gateway.metering.prices import Cost
 

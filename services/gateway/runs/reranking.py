@@ -16,7 +16,7 @@ from protos.common_pb2 import Passage, Record, Scores
 from protos.retrieval_pb2 import Ranking, SearchReply, SearchRequest
 from protos.tokenizer_pb2 import Pool, PromptRequest
 from services.common.errors import PenstockError
-from services.common.spans import Span
+from services.common.telemetry.spans import Span
 from services.gateway import metrics
 from services.gateway.identity.principal import Principal
 from services.gateway.metering.estimate import of_texts

@@ -7,7 +7,7 @@ import grpc
 
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.errors import PenstockError
-from services.common.telemetry import traceparent
+from services.common.telemetry.telemetry import traceparent
 from services.gateway.identity.principal import Principal
 from services.gateway.parts import Gateway
 from services.gateway.runs.asked_model import asked_model

@@ -16,8 +16,8 @@ import numpy as np
 from protos.retrieval_pb2 import SearchReply, SearchRequest
 from services.common.config import RetrievalSettings
 from services.common.errors import PenstockError
-from services.common.normal_form import normalized
-from services.common.spans import Span
+from services.common.telemetry.spans import Span
+from services.common.text.normal_form import normalized
 from services.retrieval import metrics
 from services.retrieval.cache.results import Result, Results
 from services.retrieval.cache.revisions import Revisions, Seen

@@ -22,7 +22,7 @@ import grpc
 from protos import retrieval_pb2 as pb
 from services.common.children import plain_environment
 from services.common.errors import PenstockError, invalid
-from services.common.turns import Turns
+from services.common.fairness.turns import Turns
 from services.retrieval import metrics
 from services.retrieval.documents.chunks import Chunk, ProcessOptions, Span, passage
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.children import plain_environment
-from services.common.secrets import private_folder
+from services.common.locks.secrets import private_folder
 from services.retrieval.index.layout import Layout
 from services.retrieval.index.points import (
     Condition,

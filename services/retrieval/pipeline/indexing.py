@@ -10,7 +10,7 @@ import numpy as np
 from protos import retrieval_pb2 as pb
 from services.common.errors import PenstockError, unavailable
 from services.common.policy import Policy
-from services.common.spans import Span
+from services.common.telemetry.spans import Span
 from services.retrieval import metrics, requests, token_vectors
 from services.retrieval.documents import loading
 from services.retrieval.documents.chunkers import CutDocument, Loaded

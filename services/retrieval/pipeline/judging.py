@@ -10,7 +10,7 @@ from protos import retrieval_pb2 as pb
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.policy import Policy, Subject
 from services.common.policy.metrics import VERDICTS
-from services.common.spans import Span
+from services.common.telemetry.spans import Span
 from services.retrieval import requests
 from services.retrieval.pipeline.parts import Parts
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from services.common.blobs import Blobs
 from services.common.config import RetrievalSettings
 from services.common.errors import unavailable
-from services.common.fair_threads import FairThreads
+from services.common.fairness.fair_threads import FairThreads
 from services.common.policy import PolicyFile
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.retrieval.cache.searches import Searches
 from services.retrieval.documents.chunkers import Chunkers
 from services.retrieval.embedder import Embedder

@@ -10,7 +10,7 @@ import numpy as np
 from protos import retrieval_pb2 as pb
 from services.common.errors import invalid, unavailable
 from services.common.policy import Subject
-from services.common.spans import Span
+from services.common.telemetry.spans import Span
 from services.retrieval import metrics, requests
 from services.retrieval.cache.searches import Embedded
 from services.retrieval.index import attributes

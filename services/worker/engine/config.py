@@ -89,7 +89,7 @@ class EngineConfig:
     prompt_lookup_max: int = 8
     """The last place where so many agree is taken; else where the most do."""
     keeps_all: bool = False
-    """Its KV blocks are of all layers, and windows give none back (kv_groups.py): of a draft model,
+    """Its KV blocks are of all layers, and windows give none back (kv/groups.py): of a draft model,
     which has another model's block tables."""
     max_adapters: int = 16
     """Adapters that are loaded at once (adapters/); 0: none can be."""

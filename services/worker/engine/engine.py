@@ -5,19 +5,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from services.worker.engine import kv_payload
 from services.worker.engine.adapters import Adapter, Adapters, AdaptersFull, PlaceInUse
-from services.worker.engine.block_pool import BlockPool
 from services.worker.engine.clock import now_ns
 from services.worker.engine.config import EngineConfig
-from services.worker.engine.cost_model import CostModel, StepShape
-from services.worker.engine.draft_model import DraftProposer, with_room
 from services.worker.engine.executor import make_executor
 from services.worker.engine.grammar.aside import Aside
-from services.worker.engine.kv_tiers.loader import Loader, make_tier
-from services.worker.engine.kv_transfer import KvTransfer, KvTransferError
+from services.worker.engine.kv import payload as kv_payload
+from services.worker.engine.kv.block_pool import BlockPool
+from services.worker.engine.kv.tiers.loader import Loader, make_tier
+from services.worker.engine.kv.transfer import KvTransfer, KvTransferError
 from services.worker.engine.limits import find_error
-from services.worker.engine.load_meter import LoadMeter
 from services.worker.engine.messages import KvBlocks, Request
 from services.worker.engine.outputs import (
     FinishReason,
@@ -26,12 +23,15 @@ from services.worker.engine.outputs import (
     RequestError,
     StepOutput,
 )
-from services.worker.engine.proposer import NgramProposer, Proposer
 from services.worker.engine.report import Report
-from services.worker.engine.runner import RunnerLost
-from services.worker.engine.scheduler import Scheduler
+from services.worker.engine.runners.runner import RunnerLost
+from services.worker.engine.scheduling.cost_model import CostModel, StepShape
+from services.worker.engine.scheduling.load_meter import LoadMeter
+from services.worker.engine.scheduling.scheduler import Scheduler
 from services.worker.engine.sequence import Sequence, Status
-from services.worker.engine.speculation import Speculation
+from services.worker.engine.speculation.draft_model import DraftProposer, with_room
+from services.worker.engine.speculation.proposer import NgramProposer, Proposer
+from services.worker.engine.speculation.speculation import Speculation
 from services.worker.engine.steps import LATE, Running, Steps
 from services.worker.engine.warm_up import warm_up
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.worker.engine.config import EngineConfig
-from services.worker.engine.runner import Runner, make_runner
+from services.worker.engine.runners.runner import Runner, make_runner
 
 
 class Executor(Protocol):

@@ -8,9 +8,9 @@ from itertools import accumulate
 from operator import attrgetter
 
 from kernels.sampling import SAMPLING_WORDS, word_of
-from services.worker.engine.chunks import Chunk
 from services.worker.engine.logits import Row, gathered
 from services.worker.engine.plan import Ints, StepPlan
+from services.worker.engine.scheduling.chunks import Chunk
 
 _POSITION, _GIVEN, _LOGPROBS = (word_of(name) for name in ("position", "given", "logprobs"))
 _IS_SPECIAL = attrgetter("is_special")

@@ -119,7 +119,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class SharedRef:
-    """KV data in shared memory: `size` bytes at `offset` of segment `name` (see kv_payload.py)."""
+    """KV data in shared memory: `size` bytes at `offset` of segment `name` (see kv/payload.py)."""
 
     name: str
     offset: int
@@ -135,10 +135,10 @@ class KvBlocks:
     another: `StepOutput.kv_exports` of the one, `write_kv` of the other.
 
     data: [num_blocks, groups, layers, 2 (K, V), kv_heads, block_size, head_dim] without the blocks
-    of KV groups that no token behind the prompt looks at (kv_groups.py), a head's tokens and dims
+    of KV groups that no token behind the prompt looks at (kv/groups.py), a head's tokens and dims
     in the order of the engine's `ModelInfo.kv_format`. The last block may be partly filled; the
     rest of it is unspecified. Exports of a request come in order and without gaps. Who owns a
-    `SharedRef`'s segment: see kv_payload.py.
+    `SharedRef`'s segment: see kv/payload.py.
     """
 
     request_id: str

@@ -9,7 +9,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from services.worker.engine.kv_groups import WHOLE, KvGroup
+from services.worker.engine.kv.groups import WHOLE, KvGroup
 from services.worker.engine.messages import KvBlocks
 
 

@@ -94,7 +94,7 @@ class StepPlan:
     pool_starts: Ints = field(default_factory=lambda: array("i", (0,)))
     """[P + 1]: where each sequence's begin there, and the end"""
     groups: int = 1
-    """Of the model's layers, by KV block (kv_groups.py)"""
+    """Of the model's layers, by KV block (kv/groups.py)"""
 
     adapters: Ints = field(default_factory=_none)
     """[T]: the place of each token's adapter, -1: none; empty where no sequence has one"""

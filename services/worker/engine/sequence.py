@@ -7,15 +7,15 @@ import numpy as np
 
 from kernels.sampling import SAMPLING
 from services.common.block_hash import extend_hash, root_hash
-from services.worker.engine.acceptance import Acceptance
-from services.worker.engine.drafted import Drafted
 from services.worker.engine.grammar.matcher import Matcher
-from services.worker.engine.kv_tiers.loading import Loading
+from services.worker.engine.kv.tiers.loading import Loading
 from services.worker.engine.logits import LogitEdits
-from services.worker.engine.lookup import Lookup
 from services.worker.engine.messages import Request, Sampling
 from services.worker.engine.outputs import FinishReason, Logprobs, PrefillChunk, Usage
 from services.worker.engine.pooling import Pool
+from services.worker.engine.speculation.acceptance import Acceptance
+from services.worker.engine.speculation.drafted import Drafted
+from services.worker.engine.speculation.lookup import Lookup
 
 
 class Status(Enum):
@@ -37,7 +37,7 @@ class Sequence:
     num_computed    leading tokens whose KV is in `blocks`
     num_launched    the same, once all that runs has been collected
     blocks          the block table: position p lies in blocks[p // block_size]
-    more            those of the model's other KV groups (kv_groups.py), if it has several
+    more            those of the model's other KV groups (kv/groups.py), if it has several
     passed          of each table, leading blocks that it holds no more: no token looks at them
     begins          of each table, those of them that it never held
     room            tokens that the tables hold, those passed included

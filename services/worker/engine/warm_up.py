@@ -11,12 +11,12 @@ anew (kernels/triton/linear.py): so steps of all these numbers come first, whate
 from collections.abc import Callable
 from time import perf_counter
 
-from services.worker.engine.chunks import Chunk
 from services.worker.engine.config import SCORED_ROWS
-from services.worker.engine.cost_model import CostModel, StepShape, looked_back
 from services.worker.engine.layout import plan_step
 from services.worker.engine.messages import Pooling, Request, Sampling
-from services.worker.engine.runner import Runner
+from services.worker.engine.runners.runner import Runner
+from services.worker.engine.scheduling.chunks import Chunk
+from services.worker.engine.scheduling.cost_model import CostModel, StepShape, looked_back
 from services.worker.engine.sequence import Sequence
 
 ENOUGH_S = 0.1

@@ -5,8 +5,8 @@ from typing import Any
 from protos import gateway_pb2_grpc
 from protos.gateway_pb2 import ChatRequest
 from protos.retrieval_pb2 import Filter, Ranking
-from services.common.content import said
 from services.common.errors import unavailable
+from services.common.text.content import said
 from tests.support.gateway_rig import MODEL, Rig
 from tests.support.ports import QUESTION, Port
 

@@ -10,7 +10,7 @@ from google.protobuf.struct_pb2 import Value
 from protos import gateway_pb2_grpc, gateway_stores_pb2_grpc
 from protos import gateway_stores_pb2 as pb
 from protos.gateway_pb2 import ChatRequest, HybridSearch, PublicSearchStoreRequest
-from services.common.content import said
+from services.common.text.content import said
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig
 from tests.support.ports import QUESTION, Port
 from tests.support.waiting import until

@@ -11,7 +11,7 @@ from services.cli.planning.costs import Costs
 from services.cli.planning.devices import DEVICES, Device
 from services.cli.planning.fleet import Load, Replica, narrowest
 from services.cli.planning.shapes import NAMED, shape_of
-from services.worker.engine.kv_cache import block_bytes
+from services.worker.engine.kv.cache import block_bytes
 from tests.unit.engine.published import PUBLISHED
 
 GIB = 2**30

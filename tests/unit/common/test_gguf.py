@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, processors
 
-from services.common.checkpoint import digest, is_hub_id, locate, text_digest
+from services.common.checkpoints.checkpoint import digest, is_hub_id, locate, text_digest
+from services.common.checkpoints.gguf import unfolded as unfolding
+from services.common.checkpoints.gguf.header import Header, UnsupportedGguf, read_header
+from services.common.checkpoints.gguf.hub_config import config_of, generation_config_of
+from services.common.checkpoints.gguf.unfolded import unfolded
+from services.common.checkpoints.gguf.vocabulary import tokenizer_config_of, tokenizer_of
 from services.common.config import ModelSpec
-from services.common.gguf import unfolded as unfolding
-from services.common.gguf.header import Header, UnsupportedGguf, read_header
-from services.common.gguf.hub_config import config_of, generation_config_of
-from services.common.gguf.unfolded import unfolded
-from services.common.gguf.vocabulary import tokenizer_config_of, tokenizer_of
 from tests.support import gguf
 from tests.support.tokenizers import BOS, EOS, PAD, byte_level, metaspace
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.engine.kv_tiers.pace import Pace
+from services.worker.engine.kv.tiers.pace import Pace
 from tests.unit.engine import checkpoints, driving
 
 torch.set_num_threads(1)

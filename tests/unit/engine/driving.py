@@ -12,7 +12,7 @@ from torch import Tensor
 from services.worker.engine import EngineConfig, Request, RequestOutput, Sampling, StepOutput
 from services.worker.engine.engine import Engine
 from services.worker.engine.plan import Collected, StepPlan
-from services.worker.engine.runner import Ticket
+from services.worker.engine.runners.runner import Ticket
 from tests.unit.engine.checkpoints import VOCAB
 
 SMALL: dict[str, Any] = {

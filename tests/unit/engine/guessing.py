@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from services.worker.engine import Request, Sampling, guess_rules
+from services.worker.engine import Request, Sampling
 from services.worker.engine import engine as engine_module
 from services.worker.engine.engine import Engine
-from services.worker.engine.proposer import Wanted
 from services.worker.engine.sequence import Sequence
+from services.worker.engine.speculation import guess_rules
+from services.worker.engine.speculation.proposer import Wanted
 from tests.unit.engine.checkpoints import VOCAB
 from tests.unit.engine.driving import Run, make_engine, make_prompts
 

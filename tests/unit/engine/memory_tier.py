@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
-from services.worker.engine.kv_tiers.disk import Arrived
-from services.worker.engine.kv_tiers.folder import Name
-from services.worker.engine.kv_tiers.loading import Loading, Wanted
-from services.worker.engine.kv_tiers.pace import Pace
+from services.worker.engine.kv.tiers.disk import Arrived
+from services.worker.engine.kv.tiers.folder import Name
+from services.worker.engine.kv.tiers.loading import Loading, Wanted
+from services.worker.engine.kv.tiers.pace import Pace
 from services.worker.engine.outputs import KvEvents, TierCounts
 
 Answer = Literal["now", "later", "gone", "full"]

@@ -17,14 +17,14 @@ from services.worker.engine.adapters import Adapter
 from services.worker.engine.config import CPU_KERNELS
 from services.worker.engine.engine import Engine
 from services.worker.engine.executor import Local
-from services.worker.engine.kv_cache import block_shape
-from services.worker.engine.kv_groups import block_layers
+from services.worker.engine.kv.cache import block_shape
+from services.worker.engine.kv.groups import block_layers
 from services.worker.engine.models.registry import read_config
 from services.worker.engine.parallel.kv import RanksCache
 from services.worker.engine.parallel.shard import Shard, check_cut
 from services.worker.engine.plan import Collected, StepPlan
-from services.worker.engine.runner import Runner, kv_bytes_per_block, runner_of, stored_as
-from services.worker.engine.torch_runner import Launched
+from services.worker.engine.runners.runner import Runner, kv_bytes_per_block, runner_of, stored_as
+from services.worker.engine.runners.torch_runner import Launched
 from tests.unit.engine.driving import make_engine
 
 

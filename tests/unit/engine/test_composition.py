@@ -15,7 +15,7 @@ from kernels.cpu.library import built
 from services.worker.engine import Pooling, Request, Sampling
 from services.worker.engine.adapters import peft
 from services.worker.engine.engine import Engine
-from services.worker.engine.kv_groups import kv_groups
+from services.worker.engine.kv.groups import kv_groups
 from services.worker.engine.messages import Constraint
 from services.worker.engine.models.registry import read_config
 from tests.support import adapters
@@ -24,8 +24,8 @@ from tests.support.tokenizers import write_tokenizer
 from tests.unit.engine import checkpoints
 from tests.unit.engine.driving import assert_moves, drive, greedy, make_engine
 from tests.unit.engine.guessing import answering
+from tests.unit.engine.kv.test_kv_tiers import counts, evict
 from tests.unit.engine.ranks_in_threads import engine_of_threads
-from tests.unit.engine.test_kv_tiers import counts, evict
 
 PROMPT = list(range(10, 110))
 ASKED: dict[str, dict[str, Any]] = {

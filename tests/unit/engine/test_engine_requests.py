@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from services.worker.engine import FinishReason, Request, Sampling, Usage, prompt_room, scheduler
+from services.worker.engine import FinishReason, Request, Sampling, Usage
 from services.worker.engine.clock import now_ns
-from services.worker.engine.cost_model import StepShape
 from services.worker.engine.plan import Result, StepPlan
-from services.worker.engine.runner import Ticket
+from services.worker.engine.runners.runner import Ticket
+from services.worker.engine.scheduling import prompt_room, scheduler
+from services.worker.engine.scheduling.cost_model import StepShape
 from services.worker.engine.steps import MAX_FAILED_STEPS, EngineBroken
 from tests.unit.engine.driving import (
     FailsAt,

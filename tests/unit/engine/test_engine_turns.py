@@ -10,14 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from services.worker.engine import (
-    KvBlocks,
-    Load,
-    StepOutput,
-    process,
-    wire,
-)
+from services.worker.engine import KvBlocks, Load, StepOutput
 from services.worker.engine.executor import Local
+from services.worker.engine.process import loop as process
+from services.worker.engine.process import wire
 
 WRITES = 40
 WRITE_S = 0.002

@@ -10,7 +10,7 @@ from services.common.config import GatewaySettings, RunsSettings
 from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
 from services.gateway.runs.conversations.conversations import Conversations
-from services.gateway.stores.storage_room import StorageRoom
+from services.gateway.stores.files.storage_room import StorageRoom
 from tests.support.gateway_parts import principal
 
 

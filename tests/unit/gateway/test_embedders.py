@@ -10,8 +10,8 @@ from protos.common_pb2 import Passage
 from protos.retrieval_pb2 import SearchReply, SearchRequest
 from services.common.config import MeteringSettings
 from services.common.errors import PenstockError, unavailable
-from services.gateway.stores.searching import fused
-from services.gateway.stores.store_files import Unready
+from services.gateway.stores.retrieval.searching import fused
+from services.gateway.stores.vector_stores.store_files import Unready
 from tests.support.gateway_parts import (
     EMBEDDING_MODEL,
     MODEL,

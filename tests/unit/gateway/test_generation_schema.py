@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.config import GatewaySettings
-from services.common.content import text_of
 from services.common.errors import PenstockError
+from services.common.text.content import text_of
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.api.schema import parse, validated
 

@@ -14,9 +14,9 @@ from protos.common_pb2 import TokenIds
 from protos.gateway_conversations_pb2 import AddConversationItemsRequest
 from protos.gateway_pb2 import ChatRequest, CompleteRequest, PublicEmbedRequest, SamplingOptions
 from services.common.config import GatewaySettings
-from services.common.content import said
 from services.common.errors import PenstockError
-from services.common.shares import Shares
+from services.common.fairness.shares import Shares
+from services.common.text.content import said
 from services.gateway.api.grpc import inbox as grpc_inbox
 from services.gateway.api.grpc.inbox import Inbox
 from services.gateway.intake import Place

@@ -20,7 +20,7 @@ from protos.common_pb2 import (
 )
 from protos.gateway_pb2 import GenerateEvent
 from protos.tokenizer_pb2 import Chat, Echo, PromptPlan, PromptRequest, TextDelta, TextLogprob
-from services.common.content import said
+from services.common.text.content import said
 from services.gateway.api.grpc.events import ending_of, tell_beginning
 from services.gateway.api.rest.logprobs import OfText, joined
 from services.gateway.api.rest.openai_format import (

@@ -16,7 +16,7 @@ from services.common.config import MeteringSettings
 from services.common.config.retrieval import ServedEmbedder
 from services.gateway.identity.limits import Bound, Limit
 from services.gateway.metering.run import Verdict
-from services.gateway.stores.store_files import Unready
+from services.gateway.stores.vector_stores.store_files import Unready
 from tests.support.gateway_parts import (
     EMBEDDING_MODEL,
     MODEL,

@@ -13,9 +13,9 @@ from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import connect
 from services.gateway.jobs import jobs as jobs_module
 from services.gateway.jobs.queue import Claimed
-from services.gateway.stores import reindexing
-from services.gateway.stores.reindexing import Round
-from services.gateway.stores.store_files import AttachedFile
+from services.gateway.stores.indexing import reindexing
+from services.gateway.stores.indexing.reindexing import Round
+from services.gateway.stores.vector_stores.store_files import AttachedFile
 from tests.support.stores_rig import CALLER, RIVAL, StoresRig
 from tests.support.waiting import until
 

@@ -38,11 +38,11 @@ from services.common.retrieval_abilities import (
     VECTORS,
 )
 from services.common.service import Host
-from services.common.telemetry import Telemetry
-from services.gateway.stores import retrieval_client as module
-from services.gateway.stores import retrieval_needs
-from services.gateway.stores.retrieval_client import RetrievalClient, is_outage
-from services.gateway.stores.retrieval_needs import needs
+from services.common.telemetry.telemetry import Telemetry
+from services.gateway.stores.retrieval import client as module
+from services.gateway.stores.retrieval import needs as retrieval_needs
+from services.gateway.stores.retrieval.client import RetrievalClient, is_outage
+from services.gateway.stores.retrieval.needs import needs
 from tests.support.gateway_rig import EMBEDDING_MODEL, SmallRetrieval
 from tests.support.waiting import until
 

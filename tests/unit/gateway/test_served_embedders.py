@@ -13,8 +13,8 @@ from services.common.errors import unavailable
 from services.common.redis import connect
 from services.gateway.identity.standing import Grantee
 from services.gateway.jobs import jobs
-from services.gateway.stores import indexing
-from services.gateway.stores.store_files import AttachedFile
+from services.gateway.stores.indexing import indexing
+from services.gateway.stores.vector_stores.store_files import AttachedFile
 from tests.support.gateway_parts import Opened
 from tests.support.stores_rig import CALLER, StoresRig
 from tests.support.waiting import until
@@ -67,7 +67,7 @@ async def test_while_the_model_is_away_a_file_waits(
         if tried == 2:
             rig.tokenizers.script = embeds(1, 0, 0)
 
-    monkeypatch.setattr("services.gateway.stores.served_embedders._AGAIN_S", 0.05)
+    monkeypatch.setattr("services.gateway.stores.indexing.served_embedders._AGAIN_S", 0.05)
     rig.tokenizers.script = away
     store = await rig.store(await rig.file(), embedding_model="axes")
     assert await outcome(rig, store) == ("completed", "")

@@ -12,15 +12,15 @@ import pytest
 from services.common.errors import PenstockError, invalid
 from services.common.redis import connect
 from services.gateway.ids import FILE, STORE
-from services.gateway.stores.store_files import (
+from services.gateway.stores.vector_stores.store_files import (
     AttachedFile,
     State,
     Unready,
     attribute_values,
     told_attributes,
 )
-from services.gateway.stores.store_record import StoreRecord
-from services.gateway.stores.store_records import StoreRecords
+from services.gateway.stores.vector_stores.store_record import StoreRecord
+from services.gateway.stores.vector_stores.store_records import StoreRecords
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
 from services.gateway.ids import PART
-from services.gateway.stores import uploads as module
-from services.gateway.stores.files import Files
-from services.gateway.stores.upload_record import LASTS_S, UploadRecord
-from services.gateway.stores.uploads import Uploads
+from services.gateway.stores.files import uploads as module
+from services.gateway.stores.files.files import Files
+from services.gateway.stores.files.upload_record import LASTS_S, UploadRecord
+from services.gateway.stores.files.uploads import Uploads
 from tests.support.blob_folder import memory_blobs, pieces
 
 

@@ -12,7 +12,7 @@ import pytest
 from services.common import retrieval_abilities
 from services.common.config import RetrievalSettings, Settings
 from services.common.errors import invalid
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.retrieval import metrics, pipeline
 from services.retrieval.assembly import refuse_large_chunks
 from services.retrieval.server import RetrievalService, Servicer

@@ -17,7 +17,7 @@ from services.common.config import RetrievalSettings
 from services.common.config.retrieval import ServedEmbedder
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.policy import NO_POLICY
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.retrieval import pipeline
 from services.retrieval.cache.searches import Searches
 from services.retrieval.documents.chunkers import CutDocument, Loaded

@@ -14,7 +14,7 @@ from services.common.config import RouterSettings, Settings
 from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkState
 from services.common.packed_ids import pack
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.router import breaker, chains, metrics, pipeline
 from services.router.admission import Ticket
 from services.router.quarantine import Quarantine, fingerprint

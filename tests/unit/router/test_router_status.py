@@ -12,7 +12,7 @@ from services.common.errors import PenstockError
 from services.common.link import LinkState
 from services.common.redis import connect
 from services.common.served_models import Checkpoint, entry, forget
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.router import metrics
 from services.router.server import RouterService
 from tests.support.admission_ends import ticket

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from services.tokenizer import bounded_jinja
-from services.tokenizer.bounded_jinja import BoundedTemplate, TooMuchError
-from services.tokenizer.template import ChatTemplate, NotRenderableError
+from services.tokenizer.templates import bounded_jinja
+from services.tokenizer.templates.bounded_jinja import BoundedTemplate, TooMuchError
+from services.tokenizer.templates.template import ChatTemplate, NotRenderableError
 from tests.unit.tokenizer.test_chat_template import chat, tokenizer
 
 GROWS = (
@@ -134,7 +134,7 @@ def test_finding_what_is_refused_takes_no_longer_than_a_rendering(
     template = ChatTemplate(tokenizer(source))
     monkeypatch.setattr(BoundedTemplate, "render", render)
     for budget_s, index, count in ((60.0, 1, 7), (0.0, None, 1)):  # one of them traced, once
-        monkeypatch.setattr("services.tokenizer.template.BUDGET_S", budget_s)
+        monkeypatch.setattr("services.tokenizer.templates.template.BUDGET_S", budget_s)
         tries.clear()
         with pytest.raises(NotRenderableError, match="No tools here") as refused:
             template.render(talk)

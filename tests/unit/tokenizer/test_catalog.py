@@ -18,9 +18,9 @@ from services.common.discovery import Directory, Registration, Replica
 from services.common.errors import PenstockError
 from services.common.redis import Redis
 from services.common.served_models import READING, Checkpoint, ServedModels, adapted
-from services.tokenizer import catalog as module
-from services.tokenizer.catalog import Catalog
-from services.tokenizer.pools import Pools
+from services.tokenizer.checkpoints import catalog as module
+from services.tokenizer.checkpoints.catalog import Catalog
+from services.tokenizer.checkpoints.pools import Pools
 from tests.support.served import checkpoint_of, listing
 from tests.support.tokenizers import write_tokenizer
 from tests.support.waiting import until

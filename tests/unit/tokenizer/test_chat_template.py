@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.common_pb2 import Message, Passage, Tool
-from services.common.content import said, text_of
-from services.tokenizer.rendered import locate
-from services.tokenizer.template import ChatTemplate, NotRenderableError
+from services.common.text.content import said, text_of
+from services.tokenizer.templates.rendered import locate
+from services.tokenizer.templates.template import ChatTemplate, NotRenderableError
 from tests.support.tokenizers import BOS, CHAT_TEMPLATE, EOS, byte_level
 
 CHATML = """\

@@ -8,8 +8,8 @@ import pytest
 
 from services.common.event import Event
 from services.common.link import End
-from services.tokenizer import choices
-from services.tokenizer.choices import generate_all
+from services.tokenizer.answers import choices
+from services.tokenizer.answers.choices import generate_all
 
 
 async def test_who_is_cancelled_before_the_first_has_begun_leaves_no_task_behind() -> None:

@@ -13,17 +13,17 @@ from transformers import PreTrainedTokenizerFast
 
 from protos.common_pb2 import Sampling, TokenIds
 from protos.tokenizer_pb2 import Chat, PromptRequest
-from services.common.content import text_of
 from services.common.errors import PenstockError
-from services.tokenizer.context import (
+from services.common.text.content import text_of
+from services.tokenizer.checkpoints.models import ServedModel
+from services.tokenizer.prompts.context import (
     _Candidate,
     _cuttable,
     _most_that_fits,
     assemble,
     least_output,
 )
-from services.tokenizer.encode import PromptEncoder
-from services.tokenizer.models import ServedModel
+from services.tokenizer.prompts.encode import PromptEncoder
 from tests.support.tokenizers import BOS, CHAT_TEMPLATE, EOS
 from tests.unit.tokenizer.conftest import MakeModel, messages, passages
 

@@ -28,7 +28,7 @@ from protos.tokenizer_pb2 import Chat, Pool, PromptRequest
 from services.common.policy import Policy, PolicyFile, Verdict, load_rules, read_policy
 from services.common.policy.metrics import FILE_GOOD
 from services.common.policy.trial import trial
-from services.tokenizer.subjects import edit, subjects
+from services.tokenizer.prompts.subjects import edit, subjects
 from tests.support.tokenizers import byte_level
 from tests.support.waiting import until
 from tests.unit.tokenizer.conftest import messages, passages

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Encoding
 
-from services.common.content import said
-from services.tokenizer.encode import Encoded, PromptEncoder, encoding_of
-from services.tokenizer.quick import Quick
-from services.tokenizer.rendered import Rendered, Span
-from services.tokenizer.template import ChatTemplate
+from services.common.text.content import said
+from services.tokenizer.prompts.encode import Encoded, PromptEncoder, encoding_of
+from services.tokenizer.prompts.quick import Quick
+from services.tokenizer.templates.rendered import Rendered, Span
+from services.tokenizer.templates.template import ChatTemplate
 from tests.support import tokenizers as kinds
 
 BYTES = kinds.byte_level()

@@ -17,9 +17,9 @@ from tokenizers import (
     trainers,
 )
 
-from services.tokenizer import quick as module
-from services.tokenizer.encode import Encoded, PromptEncoder
-from services.tokenizer.quick import Fastokens, Quick, QuickEncoding
+from services.tokenizer.prompts import quick as module
+from services.tokenizer.prompts.encode import Encoded, PromptEncoder
+from services.tokenizer.prompts.quick import Fastokens, Quick, QuickEncoding
 from tests.support import tokenizers as kinds
 
 DEMO = Path(__file__).parents[3] / "models" / "demo" / "tokenizer.json"

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 from protos.common_pb2 import FINISH_LENGTH, FINISH_NONE, FINISH_STOP, TokenLogprobs, Usage
 from protos.tokenizer_pb2 import PromptPlan, TextDelta, TextLogprob
 from protos.worker_pb2 import TokenDelta
-from services.tokenizer.context import Prompt
-from services.tokenizer.detokenizer import detokenizer_factory
-from services.tokenizer.output import CannotResumeError, Output
-from services.tokenizer.token_texts import TokenTexts
+from services.tokenizer.answers.detokenizer import detokenizer_factory
+from services.tokenizer.answers.output import CannotResumeError, Output
+from services.tokenizer.answers.token_texts import TokenTexts
+from services.tokenizer.prompts.context import Prompt
 from tests.support.resumes import resume_of
 from tests.support.tokenizers import byte_level, metaspace, unigram, wordpiece
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.tokenizer.bounded_jinja import BoundedTemplate
-from services.tokenizer.template import ChatTemplate
-from services.tokenizer.traced import Tracer, Written
+from services.tokenizer.templates.bounded_jinja import BoundedTemplate
+from services.tokenizer.templates.template import ChatTemplate
+from services.tokenizer.templates.traced import Tracer, Written
 from tests.unit.tokenizer.test_chat_template import CHATML, TALK, as_dicts, chat, tokenizer
 
 DEMO = Path("models/demo/chat_template.jinja").read_text()

@@ -15,7 +15,7 @@ from services.common.block_hash import tenant_salt
 from services.common.errors import PenstockError
 from services.common.packed_ids import pack
 from services.common.served_models import Checkpoint
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.worker import pipeline
 from services.worker.engine import (
     EngineDied,

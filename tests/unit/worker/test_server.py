@@ -7,7 +7,7 @@ import pytest
 
 from services.common.config import ModelSpec, Settings
 from services.common.errors import PenstockError
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.worker import server
 from services.worker.engine import Load, Request, Sampling, StepOutput
 from services.worker.news import News

@@ -11,10 +11,10 @@ import pytest
 from prometheus_client import REGISTRY
 
 from protos import common_pb2
-from services.common.checkpoint import digest
+from services.common.checkpoints.checkpoint import digest
 from services.common.config import ModelSpec, Settings
 from services.common.errors import PenstockError
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.worker.engine import (
     FinishReason,
     KvBlocks,
@@ -22,8 +22,8 @@ from services.worker.engine import (
     PrefillChunk,
     RequestError,
     Timeline,
-    kv_payload,
 )
+from services.worker.engine.kv import payload as kv_payload
 from services.worker.metrics import Meter
 from services.worker.server import WorkerService
 from tests.support.waiting import until

@@ -15,7 +15,7 @@ from services.common.link import End, LinkClient, LinkRequest
 from services.common.packed_ids import pack
 from services.common.redis import connect
 from services.common.service import SERVER_OPTIONS
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.common.transport import listen
 from services.worker import server
 from services.worker.engine import (

@@ -6,7 +6,7 @@ from services.cli.commands.doctor.findings import Finding, aside, failed, ok
 from services.cli.commands.doctor.installation import Installation
 from services.cli.commands.up import local_models
 from services.cli.stack.checkpoints import check_embeddings, check_engines, check_local
-from services.common.checkpoint import digest, is_hub_id, locate
+from services.common.checkpoints.checkpoint import digest, is_hub_id, locate
 from services.common.config import ModelSpec, Settings
 from services.common.policy import read_policy
 

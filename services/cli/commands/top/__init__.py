@@ -18,7 +18,7 @@ from services.cli.console import console
 from services.cli.interruptible import run
 from services.cli.registry import Registry, settings_here
 from services.common.config import Settings
-from services.common.secrets import redacted
+from services.common.locks.secrets import redacted
 from services.common.transport import Transport
 
 _WINDOW_S = 10.0

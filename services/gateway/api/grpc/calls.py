@@ -27,7 +27,7 @@ from services.gateway.metering.prices import Cost
 from services.gateway.metering.refusals import LimitError
 from services.gateway.parts import Gateway
 from services.gateway.runs.text_stream import client_too_slow
-from services.gateway.stores.vector_stores import storage_away
+from services.gateway.stores.vector_stores.vector_stores import storage_away
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from services.gateway.api.resources.vector_stores import text_of
 from services.gateway.api.rest.body import too_large
 from services.gateway.intake import Intake, Place
 from services.gateway.parts import Gateway
-from services.gateway.stores.file_record import Purpose
+from services.gateway.stores.files.file_record import Purpose
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")

@@ -30,7 +30,7 @@ from services.gateway.ids import REQUEST, not_found
 from services.gateway.intake import Intake, Place
 from services.gateway.parts import Gateway
 from services.gateway.runs.records import Journal
-from services.gateway.stores.searching import search
+from services.gateway.stores.retrieval.searching import search
 
 
 class Look(NamedTuple):

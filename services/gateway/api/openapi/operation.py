@@ -8,7 +8,7 @@ from pydantic import Field
 from services.gateway.api.openapi.answers.common import Error
 from services.gateway.api.resources.files import Anchor, Seconds
 from services.gateway.api.schema import Body
-from services.gateway.stores.file_record import PURPOSES
+from services.gateway.stores.files.file_record import PURPOSES
 
 
 class Form(Body):

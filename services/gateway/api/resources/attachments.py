@@ -9,8 +9,8 @@ from services.gateway.api.generation_schema import Name
 from services.gateway.api.resources.attributes import Attributes
 from services.gateway.api.schema import Body, bad_value, missing, refuse
 from services.gateway.parts import Gateway
-from services.gateway.stores.store_files import NO_ATTRIBUTES, Chunking
-from services.gateway.stores.vector_stores import Attach
+from services.gateway.stores.vector_stores.store_files import NO_ATTRIBUTES, Chunking
+from services.gateway.stores.vector_stores.vector_stores import Attach
 
 MAX_FILES = 2000  # in one call
 

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from protos import retrieval_pb2 as pb
 from services.gateway.api.schema import INVALID, Body, missing, refuse
 from services.gateway.faults import spelt
-from services.gateway.stores.store_files import attribute_value
+from services.gateway.stores.vector_stores.store_files import attribute_value
 
 MAX_ATTRIBUTES = 16
 MAX_VALUES = 100  # of one comparison

@@ -10,7 +10,7 @@ from services.gateway.api.resources.ranking import RankingOptions
 from services.gateway.api.schema import Body
 from services.gateway.faults import spelt
 from services.gateway.runs.rewriting.rule import plain
-from services.gateway.stores.searching import Search
+from services.gateway.stores.retrieval.searching import Search
 
 MAX_QUERIES = 8  # in one search
 

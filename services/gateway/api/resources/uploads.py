@@ -8,8 +8,8 @@ from services.gateway.api.resources.files import FileExpiresAfter, seconds_of
 from services.gateway.api.schema import Body
 from services.gateway.faults import spelt
 from services.gateway.parts import Gateway
-from services.gateway.stores.file_record import PURPOSES
-from services.gateway.stores.uploads import MAX_PARTS
+from services.gateway.stores.files.file_record import PURPOSES
+from services.gateway.stores.files.uploads import MAX_PARTS
 
 _PartId = Annotated[str, Field(min_length=1, max_length=64)]
 

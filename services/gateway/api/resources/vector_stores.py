@@ -22,7 +22,7 @@ from services.gateway.api.schema import Body, Metadata, bad_value, refuse
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
-from services.gateway.stores.store_record import Store, StoreCache, StoreRecord
+from services.gateway.stores.vector_stores.store_record import Store, StoreCache, StoreRecord
 
 _DAYS = Field(ge=1, le=365)
 _DAY_S = 86_400

@@ -19,7 +19,7 @@ from services.gateway.api.rest.queries import page_query
 from services.gateway.api.schema import UNKNOWN
 from services.gateway.identity.principal import Principal
 from services.gateway.parts import Gateway
-from services.gateway.stores.file_record import Purpose
+from services.gateway.stores.files.file_record import Purpose
 
 _UTF_8 = (b"utf-8", b"utf8")
 _AGE = {f"expires_after[{name}]": name for name in FileExpiresAfter.model_fields}

@@ -37,7 +37,7 @@ from services.gateway.ids import REQUEST, not_found
 from services.gateway.metering.refusals import EXPOSED
 from services.gateway.models import model_not_found
 from services.gateway.parts import Gateway
-from services.gateway.stores.vector_stores import storage_away
+from services.gateway.stores.vector_stores.vector_stores import storage_away
 
 _LABORIOUS = frozenset({"GET /v1/vector_stores/{store}/files/{file}/content"})
 """Looks at things that are work: a document is read anew."""

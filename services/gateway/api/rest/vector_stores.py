@@ -20,8 +20,8 @@ from services.gateway.api.schema import parse_body
 from services.gateway.identity.principal import Principal
 from services.gateway.parts import Gateway
 from services.gateway.runs.citations import filename, place
-from services.gateway.stores.searching import search
-from services.gateway.stores.store_files import told_attributes
+from services.gateway.stores.retrieval.searching import search
+from services.gateway.stores.vector_stores.store_files import told_attributes
 
 _POLL = {"openai-poll-after-ms": "100"}  # what OpenAI's client waits between two looks
 

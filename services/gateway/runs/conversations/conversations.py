@@ -16,7 +16,7 @@ from services.common.redis import Redis, Script
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import CONVERSATION, no_such_item, not_found
 from services.gateway.intake import Holding
-from services.gateway.stores.storage_room import StorageRoom, too_many
+from services.gateway.stores.files.storage_room import StorageRoom, too_many
 
 _SOURCE = Path(__file__).with_name("conversations.lua").read_text()
 

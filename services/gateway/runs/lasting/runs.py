@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from protos.runs_pb2 import RunEvent, RunEvents, StoredRun
 from services.common.config import RunsSettings
+from services.common.fairness.shares import Shares
 from services.common.redis import Redis, RedisAway, RedisError
-from services.common.shares import Shares
 from services.gateway import metrics
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from services.common.sampled import sampled
+from services.common.checkpoints.sampled import sampled
 from services.worker.engine.adapters.adapter import (
     Adapter,
     Floats,
@@ -21,9 +21,9 @@ from services.worker.engine.adapters.adapter import (
 )
 from services.worker.engine.formats.safetensors import check_whole, in_full, tensors_of
 from services.worker.engine.formats.stored import FLOATS, Plain
-from services.worker.engine.model_config import UnsupportedModel
+from services.worker.engine.models.config import UnsupportedModel
 from services.worker.engine.models.registry import read_config
-from services.worker.engine.weights import Shape, shapes
+from services.worker.engine.weights.weights import Shape, shapes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kernels.cpu.matrix import NARROW, NIBBLES_STEP, Held, grouped, in_e4m3, quantized
 from services.worker.engine.formats.stored import Rounding, Stored
-from services.worker.engine.model_config import ModelConfig
+from services.worker.engine.models.config import ModelConfig
 from services.worker.engine.models.parts import is_router
 from services.worker.engine.parallel.shard import Shard
 

@@ -9,8 +9,14 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from services.common.gguf.header import BLOCKS, Header, TensorAt, UnsupportedGguf, read_header
-from services.common.gguf.hub_config import ROPE_FACTORS
+from services.common.checkpoints.gguf.header import (
+    BLOCKS,
+    Header,
+    TensorAt,
+    UnsupportedGguf,
+    read_header,
+)
+from services.common.checkpoints.gguf.hub_config import ROPE_FACTORS
 from services.worker.engine.formats import gguf_blocks
 from services.worker.engine.formats.gguf_blocks import WIDENED, Blocks
 from services.worker.engine.formats.stored import (
@@ -22,7 +28,7 @@ from services.worker.engine.formats.stored import (
     Widened,
     read_into,
 )
-from services.worker.engine.model_config import ModelConfig, UnsupportedModel
+from services.worker.engine.models.config import ModelConfig, UnsupportedModel
 
 _OF_MODEL = {
     "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",

@@ -17,7 +17,7 @@ from services.worker.engine.formats.packed import columns, unpacked
 from services.worker.engine.formats.scheme import Scheme
 from services.worker.engine.formats.stored import Plain, Quantized, Rows, Shape, Stored
 from services.worker.engine.formats.stored import widened as widened_bits
-from services.worker.engine.model_config import UnsupportedModel
+from services.worker.engine.models.config import UnsupportedModel
 
 _ACTIVATIONS = (
     "input_scale", "input_zero_point", "output_scale", "output_zero_point", "q_scale", "k_scale",

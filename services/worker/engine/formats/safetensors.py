@@ -8,7 +8,7 @@ from typing import BinaryIO
 from safetensors import SafetensorError, safe_open
 
 from services.worker.engine.formats.stored import TYPES, Plain, Stored
-from services.worker.engine.model_config import UnsupportedModel
+from services.worker.engine.models.config import UnsupportedModel
 
 INDEX = "model.safetensors.index.json"
 _BODY = ("embed_tokens.", "layers.", "norm.")

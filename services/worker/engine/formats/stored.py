@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.cpu.matrix import BYTES_STEP, GROUP, NIBBLES_STEP, ZEROS_STEP, Held
-from services.worker.engine.model_config import UnsupportedModel
+from services.worker.engine.models.config import UnsupportedModel
 
 Shape = tuple[int, ...]
 Floats = NDArray[np.float32]

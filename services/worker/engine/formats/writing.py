@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.cpu.matrix import BYTES_STEP, GROUP, NIBBLES_STEP, grouped, in_e4m3, quantized
-from services.worker.engine.checkpoint import open_checkpoint
 from services.worker.engine.formats.stored import TYPES, Floats, Plain, Shape, Stored
-from services.worker.engine.model_config import UnsupportedModel
+from services.worker.engine.models.config import UnsupportedModel
 from services.worker.engine.models.parts import ROUTERS, is_router
 from services.worker.engine.models.registry import read_config
+from services.worker.engine.weights.checkpoint import open_checkpoint
 
 Format = Literal["int8", "int4", "fp8", "w8a8"]
 

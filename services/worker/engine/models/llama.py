@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from services.worker.engine.model_config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models import parts
+from services.worker.engine.models.config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models.decoder import Decoder
 from services.worker.engine.models.layers import Ops, Rows, Vector, Weights
 

@@ -3,8 +3,8 @@ are normed over all heads together."""
 
 from dataclasses import dataclass, replace
 
-from services.worker.engine.model_config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models import parts
+from services.worker.engine.models.config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models.decoder import Decoder
 from services.worker.engine.models.layers import Ops, Rows, Vector, Weights
 

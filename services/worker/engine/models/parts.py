@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kernels.heads import QkNorm, Scores
 from kernels.mixture import Mixture, Shared
-from services.worker.engine.model_config import ModelConfig
+from services.worker.engine.models.config import ModelConfig
 from services.worker.engine.models.layers import Matrix, Ops, Rows, Weights
 
 

@@ -3,8 +3,8 @@ layers or of some, and one among them that is every token's."""
 
 from dataclasses import replace
 
-from services.worker.engine.model_config import ExpertsConfig, Fields, ModelConfig, read_decoder
 from services.worker.engine.models import parts
+from services.worker.engine.models.config import ExpertsConfig, Fields, ModelConfig, read_decoder
 from services.worker.engine.models.layers import Weights
 from services.worker.engine.models.llama import Llama
 

@@ -3,8 +3,8 @@ and keys, and without an expert that is every token's."""
 
 from dataclasses import replace
 
-from services.worker.engine.model_config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models import qwen2_moe
+from services.worker.engine.models.config import Fields, ModelConfig, read_decoder
 
 
 def read(fields: Fields) -> ModelConfig:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from services.worker.engine.model_config import Fields, Head, ModelConfig, check_modules
 from services.worker.engine.models import (
     gemma2,
     gemma3,
@@ -19,6 +18,7 @@ from services.worker.engine.models import (
     qwen3,
     qwen3_moe,
 )
+from services.worker.engine.models.config import Fields, Head, ModelConfig, check_modules
 from services.worker.engine.models.layers import Matrix, Ops, Rows, Weights
 
 

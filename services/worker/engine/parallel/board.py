@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.worker.engine import wire
 from services.worker.engine.config import MOST_RANKS
+from services.worker.engine.process import wire
 
 SLOTS = 16
 _LINE = 64

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.worker.engine.kv_cache import TOKEN_BYTES, Shape
+from services.worker.engine.kv.cache import TOKEN_BYTES, Shape
 from services.worker.engine.parallel.shard import Shard
 from services.worker.engine.parallel.team import Team
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 
-from services.worker.engine import wire
-from services.worker.engine.channel import Channel, Closed
 from services.worker.engine.parallel.board import Board
 from services.worker.engine.parallel.keeper import ALIVE, ASK, ENDED
 from services.worker.engine.parallel.links import Connection, dial, watched
 from services.worker.engine.parallel.processes import start
 from services.worker.engine.parallel.seats import Lock, Seat
+from services.worker.engine.process import wire
+from services.worker.engine.process.channel import Channel, Closed
 
 ASK_EVERY_S = 0.25
 DIAL_S = 60.0

@@ -24,9 +24,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from services.worker.engine import wire
-from services.worker.engine.channel import Channel, Closed
-from services.worker.engine.log_lines import JsonLines
 from services.worker.engine.models.registry import read_config
 from services.worker.engine.parallel.begin import Begin
 from services.worker.engine.parallel.board import Board, Place
@@ -35,7 +32,10 @@ from services.worker.engine.parallel.links import accept
 from services.worker.engine.parallel.meeting import met
 from services.worker.engine.parallel.seats import Lock
 from services.worker.engine.parallel.shard import Shard
-from services.worker.engine.runner import Runner, Ticket, runner_of
+from services.worker.engine.process import wire
+from services.worker.engine.process.channel import Channel, Closed
+from services.worker.engine.process.log_lines import JsonLines
+from services.worker.engine.runners.runner import Runner, Ticket, runner_of
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from services.worker.engine.adapters import Adapter
 from services.worker.engine.config import CPU_KERNELS, EngineConfig
 from services.worker.engine.grammar.library import Words
-from services.worker.engine.kv_cache import block_shape
-from services.worker.engine.kv_groups import block_layers
+from services.worker.engine.kv.cache import block_shape
+from services.worker.engine.kv.groups import block_layers
 from services.worker.engine.models.registry import read_config
 from services.worker.engine.outputs import ModelInfo
 from services.worker.engine.parallel.board import SLOTS
@@ -22,8 +22,13 @@ from services.worker.engine.parallel.kv import RanksCache
 from services.worker.engine.parallel.shard import Shard, check_cut
 from services.worker.engine.parallel.team import Team
 from services.worker.engine.plan import Collected, StepPlan
-from services.worker.engine.runner import RunnerLost, in_words, kv_bytes_per_block, stored_as
-from services.worker.engine.weights import shapes
+from services.worker.engine.runners.runner import (
+    RunnerLost,
+    in_words,
+    kv_bytes_per_block,
+    stored_as,
+)
+from services.worker.engine.weights.weights import shapes
 
 log = logging.getLogger(__name__)
 

@@ -5,14 +5,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
-from services.worker.engine import wire
 from services.worker.engine.config import EngineConfig
-from services.worker.engine.cores import usable_cores
 from services.worker.engine.parallel.begin import LOOPBACK, Begin, Meeting
 from services.worker.engine.parallel.board import Board
 from services.worker.engine.parallel.links import Refused, listen
 from services.worker.engine.parallel.members import Child, Distant
 from services.worker.engine.parallel.seats import Lock, Seat, Spread
+from services.worker.engine.process import wire
+from services.worker.engine.process.cores import usable_cores
 
 Member = Child | Distant
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from services.worker.engine.adapters import Adapter, Lora
 from services.worker.engine.formats.stored import Stored
-from services.worker.engine.model_config import ModelConfig
+from services.worker.engine.models.config import ModelConfig
 from services.worker.engine.parallel.part import Part
 
 After = Literal["", "sum", "gather"]

@@ -13,13 +13,13 @@ import tempfile
 from time import monotonic, sleep
 from typing import Any, NoReturn
 
-from services.worker.engine import wire
-from services.worker.engine.channel import Closed
 from services.worker.engine.config import EngineConfig
-from services.worker.engine.how_it_ended import how_it_ended
 from services.worker.engine.parallel.board import Board
 from services.worker.engine.parallel.seating import Member, seated
-from services.worker.engine.runner import RunnerLost
+from services.worker.engine.process import wire
+from services.worker.engine.process.channel import Closed
+from services.worker.engine.process.how_it_ended import how_it_ended
+from services.worker.engine.runners.runner import RunnerLost
 
 SILENT_S = 5.0
 """A rank that shows no life for so long is lost."""

@@ -18,9 +18,9 @@ from services.cli.commands.doctor.findings import Finding
 from services.cli.commands.doctor.installation import Installation
 from services.cli.commands.up import local_models
 from services.cli.ground.local import LocalGround
-from services.common.certificates import dns_name
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import SERVICES, Replica, machine_id
+from services.common.locks.certificates import dns_name
 from services.common.open_files import OTHER_FILES
 from tests.support.authority import DAY, Authority
 from tests.support.findings import about, state

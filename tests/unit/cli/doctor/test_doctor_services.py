@@ -16,9 +16,9 @@ from services.cli.commands.doctor import door, qdrant, replicas
 from services.cli.commands.doctor.findings import Finding
 from services.cli.commands.doctor.installation import Installation
 from services.cli.stack.wanted_models import WantedModels
-from services.common.certificates import CertificateFiles
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Registration, Replica
+from services.common.locks.certificates import CertificateFiles
 from services.common.redis import connect
 from services.common.transport import Transport, listen
 from services.common.versions import version

@@ -15,8 +15,8 @@ from protos.common_pb2 import Usage
 from services.common.config import MeteringSettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError
-from services.common.metrics import BoundedNames
 from services.common.redis import connect
+from services.common.telemetry.metrics import BoundedNames
 from services.gateway import metrics
 from services.gateway.identity.limits import Bound, Limit
 from services.gateway.identity.principal import Principal

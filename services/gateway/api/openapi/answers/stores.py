@@ -5,7 +5,7 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from services.gateway.api.openapi.answers.common import Place, Priced
-from services.gateway.stores.file_record import Purpose
+from services.gateway.stores.files.file_record import Purpose
 
 Status = Literal["in_progress", "completed", "failed", "cancelled"]
 
