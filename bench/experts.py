@@ -109,7 +109,7 @@ def measured(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each format and batch."""
     from bench.peers.floors import bytes_per_s
     from services.worker.engine.runners.cpu_runner import CpuRunner
-    from services.worker.engine.runners.runner import make_runner
+    from services.worker.engine.runners.making import make_runner
 
     blocks = max(given.batches) * -(-CONTEXT // BLOCK)
     for name in given.quantization:

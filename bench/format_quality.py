@@ -42,7 +42,7 @@ class Apart:
 def runner_of(model: Path, threads: int, **formats: str) -> "CpuRunner":
     """With room for one conversation. Raises ValueError where the C++ kernels do not do."""
     from services.worker.engine.runners.cpu_runner import CpuRunner
-    from services.worker.engine.runners.runner import make_runner
+    from services.worker.engine.runners.making import make_runner
 
     blocks = -(-read_config(model).context // BLOCK)
     config = EngineConfig(

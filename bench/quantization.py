@@ -110,7 +110,7 @@ def cost(model: Path, own: dict[str, str], context: int) -> dict[str, float]:
     """Of a format's settings, as shares of what none takes: bytes of weights, and of KV; and how
     many times as fast a decode behind `context` tokens is, and a prompt of PROMPT tokens, by one
     thread's CPU time."""
-    from services.worker.engine.runners.runner import make_runner
+    from services.worker.engine.runners.making import make_runner
 
     config = EngineConfig(
         str(model), block_size=BLOCK, num_blocks=-(-max(context, PROMPT) // BLOCK), threads=1
@@ -186,7 +186,7 @@ def number(value: float) -> str:
 def speed(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row of each round and format, then one of each format's medians."""
     from bench.peers.floors import bytes_per_s
-    from services.worker.engine.runners.runner import make_runner
+    from services.worker.engine.runners.making import make_runner
 
     setting, formats = SETTINGS[given.of]
     blocks = -(-given.context // BLOCK)

@@ -76,7 +76,7 @@ def _told(points: Iterator[dict[str, float]]) -> Iterator[dict[str, float]]:
 
 def costs(model: Path) -> Iterator[dict[str, float]]:
     """Seconds of a decode step for each batch and context that the model has."""
-    from services.worker.engine.runners.runner import make_runner
+    from services.worker.engine.runners.making import make_runner
 
     blocks = max(BATCHES) * -(-max(CONTEXTS) // BLOCK)
     config = EngineConfig(str(model), num_blocks=blocks, block_size=BLOCK, threads=_threads())

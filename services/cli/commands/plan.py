@@ -11,7 +11,7 @@ from services.cli.planning.devices import GIB, device
 from services.cli.planning.fleet import WIDTHS, Load, Replica, narrowest, replicas_for
 from services.cli.planning.shapes import shape_of
 from services.worker.engine.models.config import ModelConfig
-from services.worker.engine.runners.runner import choose_dtype
+from services.worker.engine.sizes import choose_dtype
 
 _ASSUMED = {
     "bfloat16": "bfloat16 is assumed, the checkpoint's: GPUs and CPUs with AVX512-BF16 compute in "

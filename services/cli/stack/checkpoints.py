@@ -15,7 +15,7 @@ from services.worker.engine.models.config import ModelConfig, UnsupportedModel
 from services.worker.engine.models.registry import read_config
 from services.worker.engine.parallel.shard import Shard, check_cut
 from services.worker.engine.runners.cpu_runner import check_fits
-from services.worker.engine.runners.runner import choose_dtype, max_model_len, num_blocks
+from services.worker.engine.sizes import choose_dtype, max_model_len, num_blocks
 from services.worker.engine.speculation.draft_model import with_room
 from services.worker.engine.weights.checkpoint import check_weights
 from services.worker.engine_config import engine_config

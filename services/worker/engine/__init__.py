@@ -7,6 +7,7 @@
     plan.py        a step as plain arrays; layout.py makes it of what was scheduled
     steps.py       runs steps, and finds whose fault it is when one fails; warm_up.py: the first
     executor.py    where a model is: in this process, or cut over ranks in others (parallel/)
+    sizes.py       what a model takes and gives room for: types, KV blocks, lengths
     runners/       what computes: the C++ kernels, PyTorch, Triton; the sampler
     models/        the model families, each said once for all runners
     weights/       a checkpoint's tensors; formats/: those of few bits; adapters/: LoRA

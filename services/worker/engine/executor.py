@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.worker.engine.config import EngineConfig
-from services.worker.engine.runners.runner import Runner, make_runner
+from services.worker.engine.runners.making import make_runner
+from services.worker.engine.runners.runner import Runner
 
 
 class Executor(Protocol):

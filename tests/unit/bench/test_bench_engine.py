@@ -10,7 +10,7 @@ import pytest
 from bench import engine, workload
 from kernels.cpu.library import built
 from services.worker.engine.models.registry import read_config
-from services.worker.engine.runners.runner import choose_dtype
+from services.worker.engine.sizes import choose_dtype
 from tests.support.checkpoint import write_checkpoint
 
 LINE: dict[str, Any] = {

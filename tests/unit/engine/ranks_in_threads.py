@@ -23,8 +23,10 @@ from services.worker.engine.models.registry import read_config
 from services.worker.engine.parallel.kv import RanksCache
 from services.worker.engine.parallel.shard import Shard, check_cut
 from services.worker.engine.plan import Collected, StepPlan
-from services.worker.engine.runners.runner import Runner, kv_bytes_per_block, runner_of, stored_as
+from services.worker.engine.runners.making import runner_of
+from services.worker.engine.runners.runner import Runner
 from services.worker.engine.runners.torch_runner import Launched
+from services.worker.engine.sizes import kv_bytes_per_block, stored_as
 from tests.unit.engine.driving import make_engine
 
 

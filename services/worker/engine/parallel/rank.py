@@ -35,7 +35,8 @@ from services.worker.engine.parallel.shard import Shard
 from services.worker.engine.process import wire
 from services.worker.engine.process.channel import Channel, Closed
 from services.worker.engine.process.log_lines import JsonLines
-from services.worker.engine.runners.runner import Runner, Ticket, runner_of
+from services.worker.engine.runners.making import runner_of
+from services.worker.engine.runners.runner import Runner, Ticket
 
 log = logging.getLogger(__name__)
 

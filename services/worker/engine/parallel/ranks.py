@@ -22,12 +22,9 @@ from services.worker.engine.parallel.kv import RanksCache
 from services.worker.engine.parallel.shard import Shard, check_cut
 from services.worker.engine.parallel.team import Team
 from services.worker.engine.plan import Collected, StepPlan
-from services.worker.engine.runners.runner import (
-    RunnerLost,
-    in_words,
-    kv_bytes_per_block,
-    stored_as,
-)
+from services.worker.engine.runners.making import in_words
+from services.worker.engine.runners.runner import RunnerLost
+from services.worker.engine.sizes import kv_bytes_per_block, stored_as
 from services.worker.engine.weights.weights import shapes
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from services.worker.engine.models.rope import angle_tables
 from services.worker.engine.parallel.shard import Shard
 from services.worker.engine.plan import Collected, StepPlan
 from services.worker.engine.process.cores import usable_cores
-from services.worker.engine.runners.runner import (
+from services.worker.engine.sizes import (
     choose_dtype,
     describe,
     groups_of,

@@ -29,9 +29,9 @@ from services.worker.engine.parallel.peers import Peers
 from services.worker.engine.plan import Collected, Ints, StepPlan
 from services.worker.engine.process.cores import usable_cores
 from services.worker.engine.runners.moment import Moment
-from services.worker.engine.runners.runner import choose_dtype, describe, stored_as
 from services.worker.engine.runners.sampler import SamplingBatch, edit, keep_allowed, sample, top_of
 from services.worker.engine.runners.torch_adapters import TorchAdapters
+from services.worker.engine.sizes import choose_dtype, describe, stored_as
 from services.worker.engine.weights.checkpoint import open_checkpoint
 from services.worker.engine.weights.torch_weights import DTYPES, STORED, Linear, TorchWeights
 

@@ -34,12 +34,12 @@ from services.worker.engine.plan import Collected, StepPlan
 from services.worker.engine.process.cores import usable_cores
 from services.worker.engine.runners.decode_graphs import DecodeGraphs
 from services.worker.engine.runners.moment import Moment
-from services.worker.engine.runners.runner import choose_dtype, describe, stored_as
 from services.worker.engine.runners.sampler import edit, keep_allowed, top_of
 from services.worker.engine.runners.step_inputs import Capacity, DeviceStep, StepInputs
 from services.worker.engine.runners.torch_runner import Launched, head_rows, sums_of
 from services.worker.engine.runners.triton_adapters import TritonAdapters
 from services.worker.engine.runners.triton_ops import Memory, TritonOps
+from services.worker.engine.sizes import choose_dtype, describe, stored_as
 from services.worker.engine.weights.checkpoint import open_checkpoint
 from services.worker.engine.weights.torch_weights import DTYPES, STORED
 from services.worker.engine.weights.triton_weights import TritonWeights

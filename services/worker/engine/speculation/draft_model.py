@@ -33,7 +33,8 @@ from services.worker.engine.models.registry import read_config
 from services.worker.engine.outputs import ModelInfo
 from services.worker.engine.parallel.shard import Shard
 from services.worker.engine.plan import StepPlan
-from services.worker.engine.runners.runner import Runner, Ticket, make_runner
+from services.worker.engine.runners.making import make_runner
+from services.worker.engine.runners.runner import Runner, Ticket
 from services.worker.engine.scheduling.chunks import Chunk
 from services.worker.engine.scheduling.cost_model import CostModel, StepShape, looked_back
 from services.worker.engine.scheduling.prompt_room import PromptRoom

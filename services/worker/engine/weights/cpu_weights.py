@@ -25,7 +25,7 @@ from services.worker.engine.models.registry import build_model
 from services.worker.engine.parallel import part as part_module
 from services.worker.engine.parallel import shard as shard_module
 from services.worker.engine.parallel.shard import Shard
-from services.worker.engine.runners.runner import Dtype
+from services.worker.engine.sizes import Dtype
 from services.worker.engine.weights import packed_file
 from services.worker.engine.weights.checkpoint import Checkpoint, open_checkpoint
 

@@ -12,7 +12,7 @@ from kernels.cpu.library import built
 from services.worker.engine import EngineConfig, Request
 from services.worker.engine.config import KV_FORMATS
 from services.worker.engine.models.registry import read_config
-from services.worker.engine.runners.runner import choose_dtype, kv_bytes_per_block
+from services.worker.engine.sizes import choose_dtype, kv_bytes_per_block
 from services.worker.engine.speculation.draft_model import with_room
 from tests.unit.engine import checkpoints
 from tests.unit.engine.driving import (

@@ -17,7 +17,8 @@ from services.worker.engine.adapters import Adapter, peft
 from services.worker.engine.engine import Engine
 from services.worker.engine.plan import StepPlan
 from services.worker.engine.runners import triton_adapters
-from services.worker.engine.runners.runner import Runner, make_runner
+from services.worker.engine.runners.making import make_runner
+from services.worker.engine.runners.runner import Runner
 from services.worker.engine.runners.triton_runner import TritonRunner
 from services.worker.engine.speculation import draft_model
 from tests.support import adapters

@@ -23,7 +23,8 @@ from services.worker.engine.config import QUANTIZATIONS
 from services.worker.engine.models.registry import build_model, read_config
 from services.worker.engine.parallel.shard import Shard
 from services.worker.engine.plan import StepPlan
-from services.worker.engine.runners.runner import Runner, make_runner
+from services.worker.engine.runners.making import make_runner
+from services.worker.engine.runners.runner import Runner
 from services.worker.engine.runners.triton_ops import TritonOps
 from services.worker.engine.runners.triton_runner import TritonRunner
 from services.worker.engine.weights import triton_weights

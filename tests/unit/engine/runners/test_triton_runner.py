@@ -18,7 +18,8 @@ from services.worker.engine.config import KV_FORMATS
 from services.worker.engine.plan import StepPlan
 from services.worker.engine.runners import triton_runner
 from services.worker.engine.runners.decode_graphs import DecodeGraphs, batch_sizes
-from services.worker.engine.runners.runner import Runner, make_runner
+from services.worker.engine.runners.making import make_runner
+from services.worker.engine.runners.runner import Runner
 from services.worker.engine.runners.step_inputs import Capacity, StepInputs
 from services.worker.engine.runners.triton_runner import TritonRunner
 from services.worker.engine.scheduling.cost_model import CostModel

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from services.worker.engine.models.config import UnsupportedModel
 from services.worker.engine.models.registry import read_config
 from services.worker.engine.models.rope import build_rope
-from services.worker.engine.runners.runner import choose_dtype
+from services.worker.engine.sizes import choose_dtype
 from services.worker.engine.weights.checkpoint import check_weights, open_checkpoint
 from services.worker.engine.weights.weights import shapes
 from tests.unit.engine.checkpoints import VOCAB

@@ -16,7 +16,8 @@ from services.worker.engine.parallel.seating import _own
 from services.worker.engine.process import cgroups
 from services.worker.engine.process.cores import usable_cores
 from services.worker.engine.process.host_memory import usable_memory
-from services.worker.engine.runners.runner import make_runner, num_blocks
+from services.worker.engine.runners.making import make_runner
+from services.worker.engine.sizes import num_blocks
 from tests.support.checkpoint import write_checkpoint
 
 GIB = 2**30
