@@ -36,7 +36,7 @@ class Found(NamedTuple):
     """Leading blocks on the device."""
     reach: int
     """With those that are to be loaded."""
-    passed: int
+    declined: int
     """That could be loaded, and are rather computed."""
     by: Sequence | None
     """Who computes or loads the next one, and is to be waited for."""
@@ -83,9 +83,9 @@ class Tables:
     def find(self, sequence: Sequence) -> Found:
         """What there is of a prefix for one that holds nothing."""
         cached = self._cached(sequence)
-        reach, passed = self._reach(sequence, cached)
+        reach, declined = self._reach(sequence, cached)
         by = self._by(sequence, cached) or self._by(sequence, reach)
-        return Found(cached, reach, passed, by)
+        return Found(cached, reach, declined, by)
 
     def fill(self, sequence: Sequence, found: Found, headroom: int) -> bool:
         """Gives it blocks for all its tokens, or as many as it may hold of them, what was just
@@ -108,8 +108,8 @@ class Tables:
         needed = sum(wanted) + missing + headroom * len(self._groups)
         if needed > pool.num_free - pool.num_unheld(held):
             return False
-        if found.passed and self.tier:
-            self.tier.pass_by(found.passed)
+        if found.declined and self.tier:
+            self.tier.decline(found.declined)
         pool.acquire(held)
         tables: list[list[int]] = []
         loads: list[Wanted] = []

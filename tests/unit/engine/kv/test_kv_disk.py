@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -121,4 +122,38 @@ def test_what_proved_bad_goes_also_when_it_is_not_there_yet(tmp_path: Path) -> N
     assert [number for number in range(10) if tier.holds(*name_of(number))] == [2, 4, 5]
     assert len(list(tmp_path.rglob("*-0"))) == 3
     assert tier.counts.evicted == 0, "it is not to make room"
+    tier.close()
+
+
+def test_what_proved_bad_on_its_way_is_found_by_nobody_however_late_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, may_write, may_remove = make(tmp_path), Event(), Event()
+    write, remove = Folder.write, Folder.remove
+
+    def write_late(folder: Folder, name: Name, content: bytes) -> bool:
+        may_write.wait()
+        return write(folder, name, content)
+
+    def remove_late(folder: Folder, name: Name) -> None:
+        may_remove.wait()
+        remove(folder, name)
+
+    monkeypatch.setattr(Folder, "write", write_late)
+    monkeypatch.setattr(Folder, "remove", remove_late)
+    both = [name_of(1), name_of(2)]  # one is being written, one waits for that
+    tier.store(both, lambda at: memoryview(bytes(SIZE * len(at))))
+    tier.forget(both)
+    may_write.set()
+    while tier.num_on_way:
+        tier.wait(1)
+        assert not list(tier.take())
+    assert not any(tier.holds(*name) for name in both)
+    tier.store(both, lambda at: memoryview(bytes(SIZE * len(at))))
+    assert not tier.num_on_way, "what is to be removed is not written anew before"
+    may_remove.set()
+    while not all(tier.holds(*name) for name in both):
+        put(tier, 1, 2)
+        tier.wait(1)
+        assert not list(tier.take())
     tier.close()

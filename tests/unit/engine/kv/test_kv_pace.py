@@ -59,7 +59,7 @@ def test_a_disk_that_was_slow_is_believed_to_be_faster_with_each_that_passes_it_
     pace = learned((1, 1.0, 2.0))
     tries = 0
     while pace.expected_s(1) > 0.2:
-        pace.pass_by()
+        pace.decline()
         tries += 1
     assert 50 < tries < 200
 

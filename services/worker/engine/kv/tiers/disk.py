@@ -54,6 +54,8 @@ class DiskTier:
         self._known: set[Name] = set()
         self._on_way: set[Name] = set()
         """To the disk."""
+        self._bad: set[Name] = set()
+        """Until they are removed: what of them is on its way is not written, nor believed."""
         self._hangs = False
         self.counts = TierCounts()
         self.pace = Pace()
@@ -88,7 +90,7 @@ class DiskTier:
         for place, name in enumerate(names):
             if name in self._known:
                 self._use(name)
-            elif name not in self._on_way:
+            elif name not in self._on_way and name not in self._bad:
                 new.append(place)
         room = max(0, self._most - len(self._on_way))
         self.counts.dropped += len(new[room:])
@@ -108,16 +110,17 @@ class DiskTier:
         """Their content proved bad: it goes, also what is on its way there."""
         bad = [name for name in names if name in self._known or name in self._on_way]
         self._change(False, [name for name in bad if name in self._known])
+        self._bad.update(bad)
         for name in bad:
-            self._writes.put(partial(self._folder.remove, name))
+            self._writes.put(partial(self._remove, name))
 
     def ahead(self, names: list[Name]) -> None:
         """Somebody who waits in the queue will want these."""
         self._reads.put(names)
 
-    def pass_by(self, count: int) -> None:
+    def decline(self, count: int) -> None:
         """So many blocks that it holds are computed, which is expected to be sooner."""
-        self.pace.pass_by()
+        self.pace.decline()
         self.counts.passed += count
 
     def load(self, wanted: Sequence[Wanted]) -> Loading:
@@ -188,7 +191,8 @@ class DiskTier:
 
     def _learn(self, added: Iterable[Name], gone: Iterable[Name], held: int, evicted: int) -> None:
         self._change(False, [name for name in gone if name in self._known])
-        self._change(True, [name for name in added if name not in self._known])
+        new = [name for name in added if name not in self._known and name not in self._bad]
+        self._change(True, new)
         self.counts.held_bytes, self.counts.evicted = held, evicted
 
     def _change(self, stored: bool, names: list[Name]) -> None:
@@ -218,6 +222,9 @@ class DiskTier:
         loading.read_s += took_s
         return Arrived(loading, wanted, content)
 
+    def _removed(self, name: Name) -> None:
+        self._bad.discard(name)
+
     # On the two threads.
 
     def _tell(self, what: Callable[[], Arrived | None]) -> None:
@@ -244,6 +251,9 @@ class DiskTier:
                     self._tell_changes()
                     continue
                 name, content = job
+                if name in self._bad:
+                    self._tell(partial(self._wrote, name, False, False))
+                    continue
                 failed, new = True, False
                 try:
                     new, failed = folder.write(name, content), False
@@ -255,6 +265,13 @@ class DiskTier:
                 if not fails:  # once, until one is written: there may be hundreds a second
                     log.warning("KV blocks are not written to disk: %s", error)
                 fails = True
+
+    def _remove(self, name: Name) -> None:
+        try:
+            self._folder.remove(name)
+        finally:
+            self._tell_changes()
+            self._tell(partial(self._removed, name))
 
     def _next_write(self, within_s: float) -> _Job | None:
         with suppress(queue.Empty):

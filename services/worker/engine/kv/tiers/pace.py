@@ -37,7 +37,7 @@ class Pace:
         self.block_s += _MOVES * (min(block_s, most / blocks) - self.block_s)
         self.delay_s += _MOVES * (min(delay_s, most) - self.delay_s)
 
-    def pass_by(self) -> None:
+    def decline(self) -> None:
         """Somebody computes what he could have loaded."""
         self.block_s *= _FADES
         self.delay_s *= _FADES
