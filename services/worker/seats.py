@@ -37,7 +37,7 @@ class _Place:
     version: str
 
 
-class _Seat:
+class _Holder:
     """An actor, which ends with the worker that has made it; so does the rank that it keeps."""
 
     def place(self, log_level: str) -> _Place:
@@ -59,7 +59,7 @@ class _Seat:
         return port
 
 
-_Actor: Any = ray.remote(max_restarts=0)(_Seat)
+_Actor: Any = ray.remote(max_restarts=0)(_Holder)
 
 
 class Seats:

@@ -29,9 +29,9 @@ TOKEN_BYTES = {
 class KvCache(Protocol):
     """Zeros at first, of which, on a CPU, a page costs memory only once it is written.
 
-    Neither way waits for the step that runs, nor has to: what is read was written by steps that
-    have been collected and is written no more, and what is written are blocks that no step which
-    runs uses. Steps launched later find it."""
+    Neither way has to wait for the step that runs, though ranks do, which obey in order: what is
+    read was written by steps that have been collected and is written no more, and what is written
+    are blocks that no step which runs uses. Steps launched later find it."""
 
     def read(self, blocks: list[int]) -> memoryview:
         """A copy of these blocks' bytes, as `KvBlocks.data` has them."""

@@ -1,5 +1,6 @@
 """A rank as the engine's process has it: what is told and heard, whether it lives, how it ended."""
 
+import logging
 import select
 import socket
 import subprocess
@@ -15,8 +16,11 @@ from services.worker.engine.parallel.seats import Lock, Seat
 from services.worker.engine.process import wire
 from services.worker.engine.process.channel import Channel, Closed
 
+log = logging.getLogger(__name__)
+
 ASK_EVERY_S = 0.25
 DIAL_S = 60.0
+ENDS_S = 5.0
 
 
 class Member:
@@ -73,8 +77,10 @@ class Child(Member):
             self._process.kill()
 
     def close(self) -> None:
-        """Behind `end`: returns when it has ended."""
-        self._process.wait()
+        """Behind `end`: returns when it has ended. One that the kernel does not let go, as a device
+        that hangs may hold it, is left to end with this process."""
+        if self.status(ENDS_S) is None:
+            log.warning("rank %d (pid %d) does not end", self.rank, self._process.pid)
         self.connection.close()
 
 

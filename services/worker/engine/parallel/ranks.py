@@ -112,7 +112,8 @@ class Ranks:
         self._team.show_all("sample", allowed)
 
     def collect(self, ticket: int) -> Collected:
-        assert ticket == self._running.popleft(), "steps are collected in order"
+        launched = self._running.popleft()
+        assert ticket == launched, "steps are collected in order"
         answers = self._team.ask_all("collect")
         collected: Collected = answers[0][1]
         for rank, (tokens, _) in enumerate(answers):

@@ -14,15 +14,15 @@ from services.worker.engine.parallel.seats import Lock, Seat, Spread
 from services.worker.engine.process import wire
 from services.worker.engine.process.cores import usable_cores
 
-Member = Child | Distant
+AnyMember = Child | Distant
 
 
-def seated(config: EngineConfig, board: Board, file: str) -> list[Member]:
+def seated(config: EngineConfig, board: Board, file: str) -> list[AnyMember]:
     """All ranks, told how to begin. `file`: by which those of one host meet. The calling thread is
     the parent of those that are here. Raises ValueError where another host is not reached."""
     count = config.tensor_parallel
     seats = config.spread or Spread((Seat(LOOPBACK, config.model),) * count, Lock(b""))
-    members: list[Member] = []
+    members: list[AnyMember] = []
     with _meetings(seats, file) as meetings:
         begins = [
             Begin(_own(config, rank, seats.beside(rank)), rank, count, meetings[rank], seat.model)
@@ -57,7 +57,7 @@ def _own(config: EngineConfig, rank: int, beside: int) -> EngineConfig:
     )
 
 
-def _start(members: list[Member], spread: Spread, begins: list[Begin], board: Board) -> None:
+def _start(members: list[AnyMember], spread: Spread, begins: list[Begin], board: Board) -> None:
     """Those of other hosts side by side: each answers when it runs."""
     distant: list[Future[Distant]] = []
     with ThreadPoolExecutor(len(spread.seats)) as pool:

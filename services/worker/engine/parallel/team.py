@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.parallel.board import Board
-from services.worker.engine.parallel.seating import Member, seated
+from services.worker.engine.parallel.seating import AnyMember, seated
 from services.worker.engine.process import wire
 from services.worker.engine.process.channel import Closed
 from services.worker.engine.process.how_it_ended import how_it_ended
@@ -120,7 +120,7 @@ class Team:
         self._members = []
         shutil.rmtree(self._meeting, ignore_errors=True)
 
-    def _send(self, member: Member, frame: list[bytes | memoryview]) -> None:
+    def _send(self, member: AnyMember, frame: list[bytes | memoryview]) -> None:
         self._raise_if_lost()
         for piece in frame:
             rest = memoryview(piece).cast("B")
@@ -132,7 +132,7 @@ class Team:
                 except OSError:
                     self._lose(member)
 
-    def _take(self, member: Member) -> Any | None:
+    def _take(self, member: AnyMember) -> Any | None:
         try:
             answer = member.channel.take()
         except Closed:
@@ -141,7 +141,7 @@ class Team:
             self._lose(member, answer.message)
         return answer
 
-    def _look(self, within_s: float, events: int, at: list[Member]) -> list[Member]:
+    def _look(self, within_s: float, events: int, at: list[AnyMember]) -> list[AnyMember]:
         """Which of them are ready. Raises RunnerLost."""
         poll = select.poll()
         for member in self._members:
@@ -162,7 +162,7 @@ class Team:
                 self._lose(member, member.last_words())
         return [member for member in at if member.connection.fileno() in ready]
 
-    def _lose(self, member: Member, why: str = "") -> NoReturn:
+    def _lose(self, member: AnyMember, why: str = "") -> NoReturn:
         """Ends all. `why`: what is known of it; else that its process has ended is."""
         if why and (killed := self._killed()):  # what the others tell came of that
             member, why = killed, ""
@@ -176,7 +176,7 @@ class Team:
         self.end()
         raise self._lost
 
-    def _killed(self) -> Member | None:
+    def _killed(self) -> AnyMember | None:
         """One that a signal has just ended, or that is lost with its host."""
         until = monotonic() + _LOOK_S
         while monotonic() < until:
