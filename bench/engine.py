@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kv-format",
-        choices=("auto", "int8", "fp8"),
+        choices=("auto", "int8", "fp8", "int4"),
         default="auto",
         help="of keys and values; auto: as they are computed",
     )
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="ranks that the model is cut over: on a GPU each, or on the CPU, by PyTorch",
+        help="ranks that the model is cut over: on a GPU each, or on the CPU",
     )
     parser.add_argument(
         "--kernels", default="auto", help="of a CPU: an instruction set, or `reference`"

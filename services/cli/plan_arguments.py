@@ -35,8 +35,7 @@ def plan(parser: argparse.ArgumentParser) -> None:
     gpus.add_argument(
         "--precision",
         choices=("float32", "bfloat16", "fp8", "int8", "int4"),
-        default="bfloat16",
-        help="of the weights (default bfloat16)",
+        help="of the weights (default bfloat16, whatever the checkpoint has)",
     )
     gpus.add_argument(
         "--prompt", type=whole(1), default=1024, metavar="N", help="tokens (default 1024)"

@@ -167,6 +167,14 @@ async def _add(spec: ModelSpec, wanted: WantedModels, stack: _Stack, audit: Audi
             "--name"
         )
     await audit.note(Act(actor(), "model.add", f"model:{spec.name}", None, {"path": spec.path}))
+    try:
+        await _served(spec, wanted, stack)
+    except asyncio.CancelledError:
+        _report(f"it is added all the same; `penstock models remove {spec.name}` ends it")
+        raise
+
+
+async def _served(spec: ModelSpec, wanted: WantedModels, stack: _Stack) -> None:
     said: list[str] = []
     unread_since = math.inf
     while left := stack.missing(spec):

@@ -19,6 +19,11 @@ _ASSUMED = {
     "float32": "float32 is assumed, in which engines compute where a checkpoint is not bfloat16",
 }
 
+_FEW_BITS = (
+    "the checkpoint's weights have fewer bits ({}), which config.json does not tell for each "
+    "matrix: --precision int8, fp8 or int4 plans with them"
+)
+
 
 def main(arguments: argparse.Namespace) -> int:
     found = {"kv": kv, "gpus": gpus}[arguments.action](arguments)
@@ -63,6 +68,8 @@ def gpus(arguments: argparse.Namespace) -> dict[str, Any]:
     if load.tokens > model.context:
         words = f"--prompt {load.prompt} and --output {load.output}"
         raise ValueError(_beyond(words, model.context))
+    few_bits = model.scheme.method and arguments.precision is None
+    arguments.precision = arguments.precision or "bfloat16"
     costs = Costs(model, arguments.precision, _kv_format(arguments, model))
     of_type = device(arguments.gpu)
     replica = narrowest(costs, of_type, load)
@@ -73,10 +80,13 @@ def gpus(arguments: argparse.Namespace) -> dict[str, Any]:
             f"{costs.weight_bytes / GIB:.1f} GiB of weights in {arguments.precision} and one "
             f"request's {costs.kv_bytes(load.tokens) / GIB:.2f} GiB of keys and values"
         )
-    return _fleet(arguments, replica, load)
+    notes = [_FEW_BITS.format(model.scheme.method)] if few_bits else []
+    return _fleet(arguments, replica, load, notes)
 
 
-def _fleet(arguments: argparse.Namespace, replica: Replica, load: Load) -> dict[str, Any]:
+def _fleet(
+    arguments: argparse.Namespace, replica: Replica, load: Load, notes: list[str]
+) -> dict[str, Any]:
     costs, room = replica.costs, replica.sequences(load.tokens)
     sequences = min(room, arguments.max_running)
     speed = replica.speed(load, sequences, arguments.efficiency)
@@ -101,7 +111,6 @@ def _fleet(arguments: argparse.Namespace, replica: Replica, load: Load) -> dict[
     if arguments.requests_per_s is not None:
         wanted = replicas_for(arguments.requests_per_s, speed)
         found["gpus_for_requests_per_s"] = wanted * replica.width
-    notes = []
     if replica.width > 1:
         notes.append(
             f"a replica of {replica.width} GPUs needs tensor parallelism, which this version never "

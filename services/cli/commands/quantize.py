@@ -39,6 +39,8 @@ def main(arguments: argparse.Namespace) -> int:
         making.rename(to)
     except UnsupportedModel as error:
         raise ValueError(f"MODEL: {error}") from error
+    except OSError as error:
+        raise RuntimeError(f"{to} is not written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(making, ignore_errors=True)
     for words, count in sorted(changed.items()):

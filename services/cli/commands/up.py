@@ -103,7 +103,10 @@ def local_models(given: list[str]) -> "list[ModelSpec]":
 
 def with_adapters(models: "list[ModelSpec]", given: list[str]) -> "list[ModelSpec]":
     """`--lora` values, NAME=DIR, as adapters of the one model. Raises ValueError."""
+    from pydantic import ValidationError
+
     from services.common.config import ModelSpec
+    from services.common.config.models import NOT_A_NAME
 
     if not given:
         return models
@@ -122,8 +125,10 @@ def with_adapters(models: "list[ModelSpec]", given: list[str]) -> "list[ModelSpe
         adapters[name] = str(folder.resolve())
     try:
         return [ModelSpec.model_validate(models[0].model_dump() | {"adapters": adapters})]
-    except ValueError as error:
-        raise ValueError(f"--lora: {error}") from None
+    except ValidationError as error:
+        told = {problem["msg"].removeprefix("Value error, ") for problem in error.errors()}
+        named = any("adapters" in problem["loc"] for problem in error.errors())
+        raise ValueError(f"--lora: {NOT_A_NAME if named else '; '.join(sorted(told))}") from None
 
 
 def supervised() -> Leash:

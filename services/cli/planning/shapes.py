@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from services.common.checkpoints.checkpoint import folder_of, is_gguf
 from services.worker.engine.models.config import (
     ExpertsConfig,
     LayerConfig,
@@ -84,15 +85,18 @@ NAMED = {
 
 
 def shape_of(model: str) -> ModelConfig:
-    """Raises ValueError where it is neither a readable folder nor a name."""
+    """Raises ValueError where it is neither a readable folder or GGUF file nor a name."""
     if model in NAMED:
         return NAMED[model]
     folder = Path(model).expanduser()
-    if not folder.is_dir():
+    if not (folder.is_dir() or is_gguf(model)):
         raise ValueError(
-            f"MODEL: {model!r} is neither a folder with a config.json nor one of {', '.join(NAMED)}"
+            f"MODEL: {model!r} is neither a folder with a config.json, nor a GGUF file, nor one of "
+            f"{', '.join(NAMED)}"
         )
     try:
-        return read_config(folder)
+        return read_config(folder_of(model))
+    except FileNotFoundError as error:
+        raise ValueError(f"MODEL: {error}") from None
     except UnsupportedModel as error:
         raise ValueError(f"MODEL: {error}") from None

@@ -11,11 +11,17 @@ from services.common.config import ModelSpec, RetrievalSettings, Settings, Worke
 from services.worker.engine.adapters import UnsupportedAdapter, peft
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.formats.choice import check_on_gpu
+from services.worker.engine.kv.tiers.loader import check_disk
 from services.worker.engine.models.config import ModelConfig, UnsupportedModel
 from services.worker.engine.models.registry import read_config
 from services.worker.engine.parallel.shard import Shard, check_cut
 from services.worker.engine.runners.cpu_runner import check_fits
-from services.worker.engine.sizes import choose_dtype, max_model_len, num_blocks
+from services.worker.engine.sizes import (
+    choose_dtype,
+    kv_bytes_per_block,
+    max_model_len,
+    num_blocks,
+)
 from services.worker.engine.speculation.draft_model import with_room
 from services.worker.engine.weights.checkpoint import check_weights
 from services.worker.engine_config import engine_config
@@ -108,6 +114,7 @@ def _check_engine(config: EngineConfig, model: ModelConfig) -> None:
     config = with_room(config)
     dtype = choose_dtype(config.dtype, model, config.device, has_dot=True)
     max_model_len(config, model, num_blocks(config, model, dtype))
+    check_disk(config, kv_bytes_per_block(config, model, dtype))
 
 
 def _check_quantization(config: EngineConfig, shard: Shard) -> None:

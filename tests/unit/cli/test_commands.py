@@ -73,7 +73,7 @@ def test_adapters_are_the_one_models(tmp_path: Path) -> None:
         (["pirate=/no/such"], "is not NAME=DIR of a folder that is there"),
         (["pirate=HERE", "pirate=HERE"], "two models or adapters are called 'pirate'"),
         (["demo=HERE"], "two models or adapters are called 'demo'"),
-        (["a#b=HERE"], "--lora: .*match pattern"),
+        (["a#b=HERE"], "^--lora: a model's name has at most 100 letters"),
     ],
 )
 def test_a_wrong_lora_is_refused(tmp_path: Path, given: list[str], words: str) -> None:
@@ -90,6 +90,9 @@ def test_an_adapter_that_does_not_fit_is_told_before_anything_starts(
     assert main(["up", "--lora", f"pirate={tmp_path}"]) == 1
     assert "adapter 'pirate': " in (told := capsys.readouterr().err)
     assert "adapter_config.json is missing" in told
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert main(["up", "--model", str(tmp_path)]) == 1
+    assert "config.json is missing: it is an adapter" in capsys.readouterr().err
 
 
 def test_a_model_without_an_owner_is_told_how_to_write_it(

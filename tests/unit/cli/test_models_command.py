@@ -172,6 +172,20 @@ async def test_adding_waits_for_the_workers_and_then_for_the_model_to_be_known(
         await command("add", str(DEMO), "--name", "second")
 
 
+async def test_who_stops_waiting_hears_that_it_is_added_all_the_same(
+    install: Install, said: Said
+) -> None:
+    await install.wanted.start_with([], "keeper")
+    stack = models._Stack(install.redis, install.settings)
+    audit = AuditLog(install.redis, install.settings.namespace, 60)
+    adding = asyncio.create_task(models._add(spec("s"), install.wanted, stack, audit))
+    await said.has("waiting for: worker of s")
+    adding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    assert said[-1] == "it is added all the same; `penstock models remove s` ends it"
+
+
 @pytest.mark.parametrize(
     ("happens", "told"),
     [

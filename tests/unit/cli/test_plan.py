@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.cli.main import main
+from services.cli.planning import shapes
 from services.cli.planning.costs import Costs
 from services.cli.planning.devices import DEVICES, Device
 from services.cli.planning.fleet import Load, Replica, narrowest
@@ -179,6 +180,27 @@ def test_a_folder_is_read_as_the_engine_reads_it(
     assert planned(capsys, "gpus", folder, *argv) == planned(capsys, "gpus", "llama-3.2-1b", *argv)
 
 
+def test_weights_of_few_bits_are_told_where_no_precision_is_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    few = {"quantization_config": {"quant_method": "awq", "version": "gemm"}}
+    folder = folder_of(tmp_path, PUBLISHED["Llama-3.2-1B"] | few)
+    argv = ("gpus", folder, "--gpu", "l4")
+    assert "fewer bits (awq)" in str(planned(capsys, *argv)["note"])
+    assert "fewer bits" not in str(planned(capsys, *argv, "--precision", "int4")["note"])
+
+
+def test_a_gguf_file_is_planned_as_a_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path, PUBLISHED["Llama-3.2-1B"])
+    monkeypatch.setattr(shapes, "folder_of", lambda path: {"m.gguf": Path(folder)}[path])
+    assert planned(capsys, "kv", "m.gguf") == planned(capsys, "kv", "llama-3.2-1b")
+    monkeypatch.undo()
+    assert main(["plan", "kv", "no/such.gguf"]) == 1
+    assert "MODEL: there is no file no/such.gguf" in capsys.readouterr().err
+
+
 def test_a_window_is_not_read_beyond(tmp_path: Path) -> None:
     gemma = Costs(shape_of(folder_of(tmp_path, PUBLISHED["gemma-3-1b-it"])))
     near, far = (gemma.step_bytes(1, context) for context in (500, 10_500))
@@ -299,7 +321,7 @@ def test_what_speeds_follow_from() -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["kv", "llama-9"], "MODEL: 'llama-9' is neither a folder with a config.json nor one of"),
+        (["kv", "llama-9"], "MODEL: 'llama-9' is neither a folder with a config.json, nor a GGUF"),
         (["kv", "llama-2-7b", "--tokens", "4097"], "--tokens 4097: the model's context has 4096"),
         (["gpus", "llama-3.1-8b", "--gpu", "voodoo"], "--gpu: 'voodoo' is neither one of a10,"),
         (["gpus", "llama-3.1-8b", "--gpu", "80:0:9"], "--gpu: '80:0:9' is neither one of a10,"),

@@ -355,6 +355,8 @@ def test_a_hub_s_model_is_checked_before_its_weights_are_fetched(
             "'m': .*'int4': intermediate_size 160, of each of 4 ranks, is no multiple",
         ),
         ({"tensor_parallel": 2, "device": "cuda", "ray": {"num_gpus": 1}}, "num_gpus 1, and"),
+        ({"kv_disk_dir": "/dev/null"}, "kv_disk_dir '/dev/null': it is no folder"),
+        ({"kv_disk_dir": "kv", "kv_disk_bytes": 10}, "kv_disk_bytes 10 is less than one block"),
     ):
         settings = Settings(worker=worker)
         with pytest.raises(RuntimeError, match=words):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, processors
+from transformers import AutoTokenizer
 
 from services.common.checkpoints.checkpoint import digest, is_hub_id, locate, text_digest
 from services.common.checkpoints.gguf import unfolded as unfolding
@@ -185,6 +186,20 @@ def test_special_tokens_and_the_template_are_told(folder: Path) -> None:
     assert found["chat_template"] == "{{ messages }}"
 
 
+@pytest.mark.parametrize("beside", [None, '{"padding_side": "left"}'])
+def test_the_files_template_holds_where_none_lies_beside_it(
+    folder: Path, beside: str | None
+) -> None:
+    metadata = vocabulary(pre="an unknown one") | {"tokenizer.chat_template": "{{ messages }}"}
+    path = file(folder, LLAMA | metadata)
+    byte_level().save(str(folder / "tokenizer.json"))
+    if beside:
+        (folder / "tokenizer_config.json").write_text(beside)
+    found = AutoTokenizer.from_pretrained(unfolded(path))
+    assert found.chat_template == "{{ messages }}"
+    assert beside is None or found.padding_side == "left"
+
+
 def test_a_tokenizer_beside_the_file_is_taken_if_it_is_the_models(folder: Path) -> None:
     path = file(folder, LLAMA | vocabulary(pre="an unknown one"))
     with pytest.raises(UnsupportedGguf, match=r"tokenizer.ggml.pre 'an unknown one' .* beside"):
@@ -197,6 +212,7 @@ def test_a_tokenizer_beside_the_file_is_taken_if_it_is_the_models(folder: Path) 
     found = unfolded(path)
     assert (found / "tokenizer.json").read_text() == (folder / "tokenizer.json").read_text()
     assert "beside" in (found / "tokenizer_config.json").read_text()
+    assert not (found / "chat_template.jinja").exists()
     metaspace().save(str(folder / "tokenizer.json"))
     with pytest.raises(UnsupportedGguf, match=r"of another model: token .* there, .* here"):
         unfolded(path)

@@ -16,13 +16,13 @@ from services.common.checkpoints.sampled import sampled
 from services.common.checkpoints.tokenizer_file import read_tokenizer
 
 WEIGHTS = "model.gguf"
-_TOKENIZER = "tokenizer.json"
+_TOKENIZER, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
 _BESIDE = (
-    _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+    _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", _TEMPLATE,
     "generation_config.json",
 )  # fmt: skip
 """If a tokenizer.json lies beside the file, these are taken from there."""
-_EDITION = 1
+_EDITION = 2
 """Of what is made here: another one is made anew."""
 
 
@@ -81,7 +81,7 @@ def _write(path: Path, folder: Path) -> None:
 
 
 def _take_beside(header: Header, folder: Path) -> None:
-    from services.common.checkpoints.gguf.vocabulary import check_agrees
+    from services.common.checkpoints.gguf.vocabulary import check_agrees, tokenizer_config_of
 
     found = header.path.parent / _TOKENIZER
     try:
@@ -89,9 +89,20 @@ def _take_beside(header: Header, folder: Path) -> None:
     except ValueError as error:
         raise UnsupportedGguf(str(error)) from error
     check_agrees(header, tokenizer)
+    config = tokenizer_config_of(header)
+    _put(folder / "tokenizer_config.json", config)
     for name in _BESIDE:
         if (found.parent / name).is_file():
             shutil.copyfile(found.parent / name, folder / name)
+    if "chat_template" in config and not _has_template(folder):
+        (folder / _TEMPLATE).write_text(config["chat_template"])
+
+
+def _has_template(folder: Path) -> bool:
+    if (folder / _TEMPLATE).is_file():
+        return True
+    told = json.loads((folder / "tokenizer_config.json").read_bytes())
+    return isinstance(told, dict) and "chat_template" in told
 
 
 def _put(path: Path, content: dict[str, Any]) -> None:

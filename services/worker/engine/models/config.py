@@ -308,7 +308,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
-        raise UnsupportedModel(f"{path} is missing") from None
+        words = f"{path} is missing"
+        if (path.parent / "adapter_config.json").is_file():
+            words += ": it is an adapter, which is served beside its model (--lora, --adapter-of)"
+        raise UnsupportedModel(words) from None
     except OSError as error:
         raise UnsupportedModel(f"{path}: {error}") from error
     except (ValueError, RecursionError) as error:  # of bytes, of text, of too many digits

@@ -50,6 +50,12 @@ _SETTLED_NS = 2 * 10**9
 """Within so long of its last change a folder may change without another time of change."""
 
 
+def check_limit(limit: int, block_bytes: int) -> None:
+    """Raises ValueError for less than a block."""
+    if limit < block_bytes + DIGEST_BYTES:
+        raise ValueError(f"kv_disk_bytes {limit} is less than one block ({block_bytes})")
+
+
 @dataclass
 class _Shelf:
     """A folder of blocks as it was when it was looked at."""
@@ -65,8 +71,7 @@ class Folder:
     def __init__(self, root: Path, kind: str, block_bytes: int, limit: int) -> None:
         """`limit`: bytes of all files under `root`. Raises OSError, also for a folder that others
         may write to or that has no file locks, and ValueError for a limit of less than a block."""
-        if limit < block_bytes + DIGEST_BYTES:
-            raise ValueError(f"kv_disk_bytes {limit} is less than one block ({block_bytes})")
+        check_limit(limit, block_bytes)
         self.root, self.limit, self.block_bytes = root, limit, block_bytes
         self.kind = sha256(kind.encode()).hexdigest()[:32]
         self._names: set[Name] = set()

@@ -13,7 +13,8 @@ from services.worker.engine.config import EngineConfig
 from services.worker.engine.kv.block_pool import Evicted
 from services.worker.engine.kv.cache import KvCache
 from services.worker.engine.kv.tiers.disk import DiskTier
-from services.worker.engine.kv.tiers.folder import Folder
+from services.worker.engine.kv.tiers.folder import Folder, check_limit
+from services.worker.engine.kv.tiers.own_files import refuse_of_others
 from services.worker.engine.outputs import ModelInfo
 from services.worker.engine.scheduling.cost_model import CostModel
 from services.worker.engine.scheduling.places import Places
@@ -38,7 +39,22 @@ def make_tier(config: EngineConfig, info: ModelInfo) -> DiskTier | None:
         kind = f"{_MADE} {config.checkpoint} {info.kv_format} {info.kv_shape_per_block}"
         return DiskTier(Folder(root, kind, size, config.kv_disk_bytes))
     except OSError as error:
-        raise ValueError(f"kv_disk_dir {config.kv_disk_dir!r}: {error}") from error
+        raise _refused(config, error) from error
+
+
+def check_disk(config: EngineConfig, block_bytes: int) -> None:
+    """What is known of it before an engine starts. Raises ValueError."""
+    if config.kv_disk_dir is None:
+        return
+    check_limit(config.kv_disk_bytes, block_bytes)
+    try:
+        refuse_of_others(Path(config.kv_disk_dir))
+    except OSError as error:
+        raise _refused(config, error) from error
+
+
+def _refused(config: EngineConfig, error: OSError) -> ValueError:
+    return ValueError(f"kv_disk_dir {config.kv_disk_dir!r}: {error.strerror or error}")
 
 
 class Loader:

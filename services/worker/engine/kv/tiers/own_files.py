@@ -26,8 +26,20 @@ def is_own(found: os.stat_result) -> bool:
 
 def make_own(folder: Path) -> None:
     """A folder that only our user may write to. Raises OSError if it is another one's."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    refuse_of_others(folder)
+
+
+def refuse_of_others(folder: Path) -> None:
+    """Raises OSError for a folder that is there and another user's, or that others may write to,
+    and for what is no folder."""
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "it is no folder", str(folder))
     if not is_own(found):
         whose = f"user {found.st_uid}'s and {stat.filemode(found.st_mode)}"
         words = f"{whose}; it is to be user {os.geteuid()}'s, and nobody else may write there"
