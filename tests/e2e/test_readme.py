@@ -109,7 +109,9 @@ def test_commands_run(line: str, readme: Cluster, tmp_path: Path) -> None:
         return
     if arguments[0] == "top":  # else it goes on until it is interrupted
         arguments.append("--once")
-    arguments = [str(tmp_path / word) if word == "out.json" else word for word in arguments]
+    arguments = [
+        str(tmp_path / word) if word in ("out.json", "OUT") else word for word in arguments
+    ]
     asked = {"input": "Who is the keeper?\n"} if arguments[0] == "chat" else {}
     said = run(["-m", "services.cli", *arguments], readme, **asked)
     if arguments[0] == "bench":
