@@ -51,11 +51,11 @@ class _Holder:
         folder = locate(ModelSpec.model_validate_json(model))
         return str(folder), digest(folder, quantization)
 
-    def keep(self, rank: int, lock: Lock) -> int:
-        """Where the engine reaches the rank's keeper: a port."""
+    def keep(self, rank: int, lock: Lock, engine: str) -> int:
+        """Where the engine, from that address, reaches the rank's keeper: a port."""
         listener = listen(get_node_ip_address())
         port: int = listener.getsockname()[1]
-        threading.Thread(target=keep, args=(listener, lock, rank), daemon=True).start()
+        threading.Thread(target=keep, args=(listener, lock, rank, engine), daemon=True).start()
         return port
 
 
@@ -104,7 +104,9 @@ class Seats:
             *(self._folder(rank, places[rank - 1], model, as_loaded) for rank in away)
         )
         # Together, and behind all downloads: a keeper does not wait for the engine for ever.
-        ports = await asyncio.gather(*(self._seat(rank).keep.remote(rank, lock) for rank in away))
+        ports = await asyncio.gather(
+            *(self._seat(rank).keep.remote(rank, lock, found[0].host) for rank in away)
+        )
         for rank, its, port in zip(away, folders, ports, strict=True):
             found[rank] = Seat(places[rank - 1].host, its, port)
         return Spread(tuple(found), lock)

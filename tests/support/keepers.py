@@ -18,17 +18,17 @@ import sys
 from services.worker.engine.parallel.keeper import keep
 from services.worker.engine.parallel.links import listen
 from services.worker.engine.parallel.seats import Lock
-host, rank, secret, *tls = sys.argv[1:]
+host, rank, engine, secret, *tls = sys.argv[1:]
 listener = listen(host)
 print(listener.getsockname()[1], flush=True)
-keep(listener, Lock(bytes.fromhex(secret), *tls), int(rank))
+keep(listener, Lock(bytes.fromhex(secret), *tls), int(rank), engine)
 """
 
 
 class Keeper:
     def __init__(self, rank: int, lock: Lock) -> None:
         self.host = f"127.0.0.{2 + rank}"
-        told = [self.host, str(rank), lock.secret.hex(), lock.tls_dir, lock.tls_name]
+        told = [self.host, str(rank), OWN, lock.secret.hex(), lock.tls_dir, lock.tls_name]
         self.process = subprocess.Popen(
             [*dying_with_parent("KILL"), sys.executable, "-c", _KEEPS, *told],
             cwd=ROOT,

@@ -27,18 +27,18 @@ DIALLED_WITHIN_S = 120.0
 """Engine and ranks are started together; whoever has not come by then does not come."""
 
 
-def keep(listener: socket.socket, lock: Lock, rank: int) -> None:
-    """Waits for the engine, starts the rank, and returns once that has ended. The thread that calls
-    it is the rank's parent: with it the rank ends, too."""
+def keep(listener: socket.socket, lock: Lock, rank: int, engine: str) -> None:
+    """Waits for the engine, which comes from that address, starts the rank, and returns once that
+    has ended. The thread that calls it is the rank's parent: with it the rank ends, too."""
     with listener:
         try:
-            life = watched(accept(listener, lock, b"life", DIALLED_WITHIN_S))
+            life = watched(accept(listener, lock, b"life", DIALLED_WITHIN_S, engine))
         except (TimeoutError, OSError) as error:
             log.error("rank %d is not started: %s", rank, error)
             return
         board = Board()
         try:
-            process = start("accepts", listener, board, told=pickle.dumps(lock))
+            process = start("accepts", listener, board, told=pickle.dumps((lock, engine)))
         except BaseException:
             life.close()
             board.close()

@@ -3,8 +3,8 @@
 Who listens says a random number. Who dials answers with one of his own, the purpose, and a proof
 (HMAC-SHA256 over both numbers and the purpose) that he knows the secret; then the other end proves
 that it does. With a folder of certificates all of that goes through TLS, and either end shows a
-certificate of the other's authority that has the name. A stranger is told the first number, if
-that.
+certificate of the other's authority that has the name. Who dials does it from the engine's address;
+who comes from another one is told nothing, and a stranger there the first number, if that.
 """
 
 import hmac
@@ -15,6 +15,7 @@ import socket
 import ssl
 import threading
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -34,6 +35,8 @@ rank counts as one that hangs."""
 SHAKEN_WITHIN_S = 5.0
 _AT_ONCE = 16
 """Connections of which it is not known as yet whose they are; others wait to be accepted."""
+_BACKLOG = 128
+"""Strangers wait here to be closed: room for the engine beside them."""
 _LOOK_S = 0.05
 _NUMBER = 32
 
@@ -47,14 +50,16 @@ def listen(host: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.bind((host, 0))
-    listener.listen(_AT_ONCE)
+    listener.listen(_BACKLOG)
     return listener
 
 
-def dial(host: str, port: int, lock: Lock, purpose: Purpose, within_s: float) -> Connection:
-    """Raises OSError, also where nobody answers in time, and Refused."""
+def dial(
+    host: str, port: int, lock: Lock, purpose: Purpose, within_s: float, own_host: str
+) -> Connection:
+    """From `own_host`. Raises OSError, also where nobody answers in time, and Refused."""
     context = _context(lock, ssl.PROTOCOL_TLS_CLIENT)
-    shaken = socket.create_connection((host, port), timeout=within_s)
+    shaken = socket.create_connection((host, port), within_s, (own_host, 0))
     try:
         if context is not None:
             shaken = context.wrap_socket(shaken, server_hostname=lock.tls_name)
@@ -70,12 +75,16 @@ def dial(host: str, port: int, lock: Lock, purpose: Purpose, within_s: float) ->
     return _settled(shaken)
 
 
-def accept(listener: socket.socket, lock: Lock, purpose: Purpose, within_s: float) -> Connection:
-    """The first who dials for this purpose and knows the secret. Raises TimeoutError."""
+def accept(
+    listener: socket.socket, lock: Lock, purpose: Purpose, within_s: float, dialler: str
+) -> Connection:
+    """The first who dials from that address, for this purpose, and knows the secret. Who comes from
+    another one is closed before he takes a place. Raises TimeoutError."""
     until = monotonic() + within_s
     context = _context(lock, ssl.PROTOCOL_TLS_SERVER)
     known: SimpleQueue[Connection] = SimpleQueue()
     places, over = threading.Semaphore(_AT_ONCE), threading.Event()
+    expected, strangers = ip_address(dialler), 0
 
     def shake(raw: socket.socket) -> None:
         try:
@@ -101,7 +110,11 @@ def accept(listener: socket.socket, lock: Lock, purpose: Purpose, within_s: floa
             raw = None
             if poll.poll(_LOOK_S * 1000):
                 with suppress(BlockingIOError, ConnectionAbortedError):
-                    raw = listener.accept()[0]
+                    raw, (address, *_) = listener.accept()
+                    if ip_address(address) != expected:
+                        raw.close()
+                        raw = None
+                        strangers += 1
             if raw is None:
                 places.release()
             else:
@@ -109,6 +122,8 @@ def accept(listener: socket.socket, lock: Lock, purpose: Purpose, within_s: floa
         raise TimeoutError(f"nobody who knows the secret has dialled for {within_s:.0f} s")
     finally:
         over.set()
+        if strangers:
+            log.warning("closed %d connections from elsewhere than %s", strangers, dialler)
 
 
 def watched(connection: Connection) -> Connection:

@@ -89,17 +89,17 @@ class Distant(Member):
 
     is_distant = True
 
-    def __init__(self, rank: int, seat: Seat, lock: Lock) -> None:
+    def __init__(self, rank: int, seat: Seat, lock: Lock, own_host: str) -> None:
         """Raises OSError and Refused."""
         self.place = f" at {seat.host}"
         self.lost = False
         """Whether its keeper is gone, or has told the end."""
         self._beats, self._told, self._ask_at = 0, b"", 0.0
-        self._life = watched(dial(seat.host, seat.port, lock, b"life", DIAL_S))
+        self._life = watched(dial(seat.host, seat.port, lock, b"life", DIAL_S, own_host))
         try:
             if not self._wait(lambda: self._beats > 0, DIAL_S):
                 raise ConnectionError("its keeper does not start it")
-            connection = dial(seat.host, seat.port, lock, b"rank", DIAL_S)
+            connection = dial(seat.host, seat.port, lock, b"rank", DIAL_S, own_host)
         except BaseException:
             self._life.close()
             raise

@@ -1,7 +1,8 @@
 """A rank's process: `python -m services.worker.engine.parallel.rank inherits FD FD`, of which the
 first is a socket to the engine's process (frames: wire.py) and the second the board's memory. On
 another host than the engine's: `rank accepts FD FD`. There the first is what it accepts the engine
-on, the second the keeper's board, and standard input has the lock (links.py).
+on, the second the keeper's board, and standard input has the lock (links.py) and the engine's
+address.
 
 The first message in is `Begin`, the first out ModelInfo. Then commands are carried out in order;
 some are answered. What goes wrong here may have left the others waiting for this rank, so it is
@@ -124,10 +125,12 @@ def _engine(how: str, fd: int) -> Channel:
     sock = socket.socket(fileno=fd)
     if how == "inherits":
         return Channel(sock)
-    lock: Lock = pickle.load(sys.stdin.buffer)
+    lock: Lock
+    engine: str
+    lock, engine = pickle.load(sys.stdin.buffer)
     with sock:
         try:
-            return Channel(accept(sock, lock, b"rank", DIALLED_WITHIN_S))
+            return Channel(accept(sock, lock, b"rank", DIALLED_WITHIN_S, engine))
         except TimeoutError:
             raise Closed from None
 

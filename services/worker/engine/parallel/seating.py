@@ -63,7 +63,7 @@ def _start(members: list[AnyMember], spread: Spread, begins: list[Begin], board:
     with ThreadPoolExecutor(len(spread.seats)) as pool:
         for rank, seat in enumerate(spread.seats):
             if seat.port:
-                distant.append(pool.submit(_reached, rank, seat, spread.lock))
+                distant.append(pool.submit(_reached, rank, spread))
                 continue
             begin = begins[rank]
             environment = {
@@ -81,9 +81,10 @@ def _start(members: list[AnyMember], spread: Spread, begins: list[Begin], board:
         raise failed[0]
 
 
-def _reached(rank: int, seat: Seat, lock: Lock) -> Distant:
+def _reached(rank: int, spread: Spread) -> Distant:
+    seat = spread.seats[rank]
     try:
-        return Distant(rank, seat, lock)
+        return Distant(rank, seat, spread.lock, spread.seats[0].host)
     except (OSError, Refused) as error:
         raise ValueError(f"rank {rank} at {seat.host} is not reached: {error}") from None
 

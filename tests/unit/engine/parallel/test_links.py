@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from services.worker.engine.process.channel import Channel, Closed
 from tests.support.authority import Authority
 
 HOST = "127.0.0.3"
+OWN = "127.0.0.2"
+"""Who dials."""
 LOCK = Lock(b"s" * 32)
 OTHER = Lock(b"t" * 32)
 
@@ -35,7 +37,7 @@ class Door:
 
     def _wait(self, lock: Lock, within_s: float) -> None:
         try:
-            self.found.append(accept(self.listener, lock, b"life", within_s))
+            self.found.append(accept(self.listener, lock, b"life", within_s, OWN))
         except TimeoutError as error:
             self.found.append(error)
 
@@ -54,7 +56,7 @@ class Door:
 @contextmanager
 def met(lock: Lock) -> Iterator[tuple[Connection, Connection]]:
     door = Door(lock, 10)
-    own = dial(HOST, door.port, lock, b"life", 10)
+    own = dial(HOST, door.port, lock, b"life", 10, OWN)
     their = door.end()
     yield own, their
     own.close()
@@ -109,9 +111,9 @@ def test_strangers_get_nothing_and_keep_nobody_out(
     door = Door(lock, 20)
     strangers = []
     for _ in range(links._AT_ONCE + 4):
-        strangers.append(socket.create_connection((HOST, door.port)))
+        strangers.append(socket.create_connection((HOST, door.port), source_address=(OWN, 0)))
         stranger(strangers[-1])
-    own = dial(HOST, door.port, lock, b"life", 20)
+    own = dial(HOST, door.port, lock, b"life", 20, OWN)
     their = door.end()
     own.sendall(b"it")
     told = memoryview(bytearray(2))
@@ -133,13 +135,28 @@ def test_strangers_get_nothing_and_keep_nobody_out(
     their.close()
 
 
+def test_who_comes_from_another_address_takes_no_place(lock: Lock) -> None:
+    """More of them than there are places, silent; none is told as much as a number."""
+    door = Door(lock, 60)
+    elsewhere = [
+        socket.create_connection((HOST, door.port), 20, ("127.0.0.9", 0))
+        for _ in range(links._AT_ONCE + 4)
+    ]
+    for raw in elsewhere:
+        with suppress(ConnectionResetError):
+            assert raw.recv(100) == b""
+        raw.close()
+    dial(HOST, door.port, lock, b"life", 20, OWN).close()
+    door.end().close()
+
+
 @pytest.mark.parametrize(
     ("other", "purpose"), [(OTHER, b"life"), (LOCK, b"rank")], ids=["secret", "purpose"]
 )
 def test_another_secret_or_purpose_is_refused(other: Lock, purpose: Any) -> None:
     door = Door(LOCK, 0.5)
     with pytest.raises((Refused, OSError)):
-        dial(HOST, door.port, other, purpose, 5)
+        dial(HOST, door.port, other, purpose, 5, OWN)
     assert isinstance(door.end(), TimeoutError)
 
 
@@ -158,7 +175,7 @@ def test_who_listens_proves_it_too() -> None:
         thread = threading.Thread(target=let_in)
         thread.start()
         with pytest.raises(Refused, match="does not know the secret"):
-            dial(HOST, listener.getsockname()[1], LOCK, b"life", 5)
+            dial(HOST, listener.getsockname()[1], LOCK, b"life", 5, OWN)
         thread.join()
 
 
@@ -173,13 +190,13 @@ def test_certificates_say_whose_an_end_is(tmp_path: Path, monkeypatch: pytest.Mo
     for bad in (LOCK, Lock(LOCK.secret, str(router), name), Lock(LOCK.secret, str(forged), name)):
         door = Door(good, 0.7)
         with pytest.raises((Refused, OSError)):
-            dial(HOST, door.port, bad, b"life", 5)
+            dial(HOST, door.port, bad, b"life", 5, OWN)
         assert isinstance(door.end(), TimeoutError), "who dials"
         if bad is LOCK:
             continue
         door = Door(bad, 0.7)
         with pytest.raises((Refused, OSError)):
-            dial(HOST, door.port, good, b"life", 5)
+            dial(HOST, door.port, good, b"life", 5, OWN)
         assert isinstance(door.end(), TimeoutError), "who listens"
 
 
