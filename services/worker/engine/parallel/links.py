@@ -4,7 +4,8 @@ Who listens says a random number. Who dials answers with one of his own, the pur
 (HMAC-SHA256 over both numbers and the purpose) that he knows the secret; then the other end proves
 that it does. With a folder of certificates all of that goes through TLS, and either end shows a
 certificate of the other's authority that has the name. Who dials does it from the engine's address;
-who comes from another one is told nothing, and a stranger there the first number, if that.
+who comes from another one is told nothing, and a stranger there the first number, if that. What
+follows is TLS's, or goes in records that the secret and both numbers prove (sealed_socket.py).
 """
 
 import hmac
@@ -21,12 +22,13 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Literal
 
+from services.worker.engine.parallel.sealed_socket import SealedSocket
 from services.worker.engine.parallel.seats import Lock
 from services.worker.engine.parallel.tls_socket import TlsSocket
 
 log = logging.getLogger(__name__)
 
-Connection = socket.socket | TlsSocket
+Connection = socket.socket | TlsSocket | SealedSocket
 Purpose = Literal[b"life", b"rank"]
 
 LOST_S = 4
@@ -66,13 +68,15 @@ def dial(
         theirs, own = _read(shaken, _NUMBER), os.urandom(_NUMBER)
         shaken.sendall(own + purpose + _proof(lock, b"dials", theirs, own, purpose))
         _check(shaken, _proof(lock, b"listens", theirs, own, purpose))
+        said = _proof(lock, b"who dials says", theirs, own, purpose)
+        heard = _proof(lock, b"who listens says", theirs, own, purpose)
     except ssl.SSLError as error:
         shaken.close()
         raise Refused(str(error)) from None
     except BaseException:
         shaken.close()
         raise
-    return _settled(shaken)
+    return _settled(shaken, said, heard)
 
 
 def accept(
@@ -157,16 +161,20 @@ def _accepted(
             raise Refused("dialled for another purpose")
         _check(shaken, _proof(lock, b"dials", own, theirs, purpose), until)
         shaken.sendall(_proof(lock, b"listens", own, theirs, purpose))
+        said = _proof(lock, b"who listens says", own, theirs, purpose)
+        heard = _proof(lock, b"who dials says", own, theirs, purpose)
     except BaseException:
         shaken.close()
         raise
-    return _settled(shaken)
+    return _settled(shaken, said, heard)
 
 
-def _settled(shaken: socket.socket) -> Connection:
+def _settled(shaken: socket.socket, own_key: bytes, their_key: bytes) -> Connection:
     shaken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     shaken.settimeout(None)
-    return TlsSocket(shaken) if isinstance(shaken, ssl.SSLSocket) else shaken
+    if isinstance(shaken, ssl.SSLSocket):
+        return TlsSocket(shaken)
+    return SealedSocket(shaken, own_key, their_key)
 
 
 def _proof(lock: Lock, end: bytes, listener: bytes, dialler: bytes, purpose: bytes) -> bytes:

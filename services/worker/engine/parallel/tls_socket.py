@@ -2,6 +2,10 @@
 
 import select
 import ssl
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.worker.engine.parallel.sealed_socket import SealedSocket
 
 
 class TlsSocket:
@@ -35,14 +39,18 @@ class TlsSocket:
 
     def sendall(self, data: bytes | memoryview) -> None:
         """Waits for the other end to take it. Raises OSError."""
-        rest = memoryview(data).cast("B")
-        writable = select.poll()
-        writable.register(self, select.POLLOUT)
-        while rest:
-            try:
-                rest = rest[self.send(rest) :]
-            except BlockingIOError:
-                writable.poll()
+        send_all(self, data)
 
     def close(self) -> None:
         self._inner.close()
+
+
+def send_all(connection: "TlsSocket | SealedSocket", data: bytes | memoryview) -> None:
+    rest = memoryview(data).cast("B")
+    writable = select.poll()
+    writable.register(connection, select.POLLOUT)
+    while rest:
+        try:
+            rest = rest[connection.send(rest) :]
+        except BlockingIOError:
+            writable.poll()

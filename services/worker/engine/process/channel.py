@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from services.worker.engine.process import wire
 
 if TYPE_CHECKING:
+    from services.worker.engine.parallel.sealed_socket import SealedSocket
     from services.worker.engine.parallel.tls_socket import TlsSocket
 
 
@@ -18,7 +19,7 @@ class Closed(Exception):
 class Channel:
     """Frames on a socket, taken as they come: what there is of one is kept until the rest is."""
 
-    def __init__(self, sock: "socket.socket | TlsSocket") -> None:
+    def __init__(self, sock: "socket.socket | TlsSocket | SealedSocket") -> None:
         self._socket = sock
         self._taken = self._frames()
         self._amid = False  # a frame has come in part

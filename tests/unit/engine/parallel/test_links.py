@@ -200,6 +200,58 @@ def test_certificates_say_whose_an_end_is(tmp_path: Path, monkeypatch: pytest.Mo
         assert isinstance(door.end(), TimeoutError), "who listens"
 
 
+@contextmanager
+def met_through_another() -> Iterator[tuple[Channel, socket.socket, socket.socket, Channel]]:
+    """Who dials, both ends of one on the way who has passed the handshake on, and who listens."""
+    door = Door(LOCK, 20)
+    far = socket.create_connection((HOST, door.port), 20, (OWN, 0))
+    with listen(HOST) as listener, far:
+
+        def passes_on() -> None:
+            near, _ = listener.accept()
+            near.sendall(far.recv(32, socket.MSG_WAITALL))
+            far.sendall(near.recv(32 + 4 + 32, socket.MSG_WAITALL))
+            near.sendall(far.recv(32, socket.MSG_WAITALL))
+            found.append(near)
+
+        found: list[socket.socket] = []
+        thread = threading.Thread(target=passes_on)
+        thread.start()
+        own = dial(HOST, listener.getsockname()[1], LOCK, b"life", 20, OWN)
+        their = door.end()
+        thread.join()
+        with found[0] as near:
+            yield Channel(own), near, far, Channel(their)
+        own.close()
+        their.close()
+
+
+@pytest.mark.parametrize("does", ["makes up", "alters", "says twice", "leaves out", "sends back"])
+def test_nothing_is_read_of_one_on_the_way(does: str) -> None:
+    """Without TLS, behind a handshake that was right: frames are pickles."""
+    with met_through_another() as (own, near, far, their):
+        made_up = b"".join(wire.encode("made up")) * 20
+        told = []
+        for words in ("first", "second"):
+            own.send(words)
+            told.append(near.recv(1000))
+        if does == "makes up":
+            far.sendall(made_up)
+            near.sendall(made_up)
+        elif does == "alters":
+            far.sendall(told[0].replace(b"first", b"worst"))
+        elif does == "says twice":
+            far.sendall(told[0] * 2)
+            assert their.receive() == "first"
+        elif does == "leaves out":
+            far.sendall(told[1])
+        else:
+            near.sendall(told[0])
+        for channel in {"makes up": [own, their], "sends back": [own]}.get(does, [their]):
+            with pytest.raises(Closed):
+                channel.receive()
+
+
 def test_a_torn_frame_is_an_end(lock: Lock) -> None:
     with met(lock) as (own, their):
         whole = b"".join(wire.encode(("collect", list(range(1000)))))
