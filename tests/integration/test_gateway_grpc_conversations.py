@@ -102,6 +102,35 @@ async def test_what_is_wrong_is_named(rig: Rig) -> None:
         assert await desk.refusal(method, **fields) == (CODE.INVALID_ARGUMENT, param), method
 
 
+async def test_a_page_has_no_more_values_than_a_message_may_have(rig: Rig) -> None:
+    """What HTTP took in one body may have twenty times as many, and each takes microseconds to be
+    told here."""
+    desk, http = await Desk.of(rig), await rig.http()
+    own = {"conversation_id": (await desk("CreateConversation")).id}
+    path = f"/v1/conversations/{own['conversation_id']}/items"
+    sizes = (5000, 5000, 5000, 13_000, 1)
+    items = [{"type": "file_search_call", "results": [0] * size} for size in sizes]
+    assert (await http.post(path, json={"items": items})).is_success
+    told = (await http.get(f"{path}?order=asc")).json()["data"]
+    assert [len(item["results"]) for item in told] == list(sizes)
+    ids = [item["id"] for item in told]
+
+    first = await desk("ListConversationItems", **own, order="asc", limit=100)
+    assert [item["id"] for item in first.data] == ids[:2]
+    assert (first.first_id, first.last_id, first.has_more) == (ids[0], ids[1], True)
+    second = await desk("ListConversationItems", **own, order="asc", after=first.last_id)
+    assert ([item["id"] for item in second.data], second.has_more) == (ids[2:3], True)
+
+    refused = (CODE.INVALID_ARGUMENT, "after")
+    large = {**own, "order": "asc", "after": second.last_id}
+    assert await desk.refusal("ListConversationItems", **large) == refused
+    refused = (CODE.INVALID_ARGUMENT, "item_id")
+    assert await desk.refusal("GetConversationItem", **own, item_id=ids[3]) == refused
+    assert len((await desk("GetConversationItem", **own, item_id=ids[2])).item["results"]) == 5000
+    last = await desk("ListConversationItems", **own, order="asc", after=ids[3])
+    assert ([item["id"] for item in last.data], last.has_more) == (ids[4:], False)
+
+
 async def test_they_are_for_who_may(rig: Rig) -> None:
     """A tenant's own, who may use the models that answered in them."""
     mine, _ = await rig.keys.create("one")

@@ -2,15 +2,17 @@
 
 from protos import gateway_conversations_pb2 as pb
 from protos.gateway_stores_pb2 import Deleted
+from services.common.errors import PenstockError, invalid
+from services.gateway.api.grpc.inbox import max_fields
 from services.gateway.api.grpc.kept import Call, look_of
-from services.gateway.api.grpc.plain import Fields, fields_of
+from services.gateway.api.grpc.plain import Fields, count_values, fields_of
 from services.gateway.api.resources import conversations
 from services.gateway.api.resources.conversations import (
     AddItems,
     CreateConversation,
     UpdateConversation,
 )
-from services.gateway.api.resources.pages import PageQuery
+from services.gateway.api.resources.pages import PageQuery, told_page
 from services.gateway.api.schema import validated
 from services.gateway.intake import Intake
 
@@ -53,14 +55,35 @@ async def _add_items(call: Call) -> Fields:
 
 
 async def _list_items(call: Call) -> Fields:
+    """It ends before the item with which it would have more values than a message may."""
     query = validated(PageQuery, fields_of(call.request, _ID))
     id = await _allowed(call)
-    return await conversations.list_items(call.gateway, call.tenant, id, query, call.hold)
+    page = await conversations.list_items(call.gateway, call.tenant, id, query, call.hold)
+    items, left = page["data"], max_fields(call.gateway.settings.gateway)
+    for index, item in enumerate(items):
+        left -= count_values(item, left)
+        if left < 0:
+            if not index:
+                raise _too_many_values(call, item["id"], "after")
+            return told_page(items[:index], more=True)
+    return page
 
 
 async def _get_item(call: Call) -> Fields:
-    id, item = await _allowed(call), call.id("item_id")
-    return {"item": await call.gateway.conversations.item(call.tenant, id, call.hold, item)}
+    id, wanted = await _allowed(call), call.id("item_id")
+    item = await call.gateway.conversations.item(call.tenant, id, call.hold, wanted)
+    most = max_fields(call.gateway.settings.gateway)
+    if count_values(item, most) > most:
+        raise _too_many_values(call, wanted, "item_id")
+    return {"item": item}
+
+
+def _too_many_values(call: Call, item: str, param: str) -> PenstockError:
+    most = max_fields(call.gateway.settings.gateway)
+    why = f"has more than {most} values: read it over HTTP"
+    if param == "after":
+        why += "; with its id as 'after' the list goes on behind it"
+    return invalid(f"Item '{item}' {why}.", param, reason="item_too_large", stage="gateway")
 
 
 async def _delete_item(call: Call) -> Fields:

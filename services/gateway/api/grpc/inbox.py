@@ -25,6 +25,11 @@ _DEPTH = 100  # of messages in each other, as protobuf reads them
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # protobuf's wire types
 
 
+def max_fields(limits: GatewaySettings) -> int:
+    """Of a message."""
+    return _FIELDS_PER_CHAT_MESSAGE * limits.max_messages + _OTHER_FIELDS
+
+
 class Inbox:
     """A few messages of a tenant at a time: how large one is shows when it is here, so each has the
     place of the largest until then."""
@@ -80,7 +85,7 @@ class Inbox:
     def parse(self, kind: type[M], message: bytes) -> M:
         """Raises INVALID_ARGUMENT for what is none, or has more fields than any within the limits
         ("body_too_large")."""
-        most = _FIELDS_PER_CHAT_MESSAGE * self._settings.max_messages + _OTHER_FIELDS
+        most = max_fields(self._settings)
         try:
             if _count_fields(memoryview(message), kind.DESCRIPTOR, most) > most:
                 text = f"The message has more than {most} fields."
