@@ -196,11 +196,11 @@ Look = Callable[[], Awaitable[str]]
 LONG = {"role": "user", "content": "x" * 10_000}
 
 
-async def _conversation(rig: Rig) -> str:
-    """Of three long items."""
+async def _conversation(rig: Rig, items: int) -> str:
+    """Of so many long ones."""
     http = await rig.http()
     id = (await http.post("/v1/conversations", json={"items": [LONG]})).json()["id"]
-    for _ in range(2):
+    for _ in range(items - 1):
         await http.post(f"/v1/conversations/{id}/items", json={"items": [LONG]})
     return str(id)
 
@@ -211,7 +211,7 @@ async def _looks_by_rest(rig: Rig) -> list[Look]:
     stored = f"{CHAT}/{asked.json()['id']}"
     asked = await http.post("/v1/responses", json={"model": MODEL, "input": [LONG]})
     response = f"/v1/responses/{asked.json()['id']}"
-    talk = f"/v1/conversations/{await _conversation(rig)}/items"
+    talk = f"/v1/conversations/{await _conversation(rig, 3)}/items"
     paths = [talk, CHAT, stored, f"{stored}/messages", response, f"{response}/input_items"]
 
     async def look(path: str) -> str:
@@ -229,7 +229,7 @@ async def _looks_by_grpc(rig: Rig) -> list[Look]:
     async for _ in call:
         pass
     run = GetRunRequest(run_id=dict(await call.initial_metadata())["x-request-id"])
-    items = ListConversationItemsRequest(conversation_id=await _conversation(rig))
+    items = ListConversationItemsRequest(conversation_id=await _conversation(rig, 1))
     calls = [
         (RunsStub(channel).GetRun, run),
         (ConversationsStub(channel).ListConversationItems, items),

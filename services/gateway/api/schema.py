@@ -47,6 +47,7 @@ _REASONS = {
 }
 _LARGE_BODY = 64 * 1024  # parsing takes about 0.1 ms up to here
 _MIN, _MAX = -(2**63), 2**64 - 1
+_BYTES_PER_MARK = 64  # of JSON: {"a":0} has three, of which a dict is made
 MAX_DEPTH = 100  # of JSON that others read: each level is a call in some of them
 _SENT_DEPTH = 21  # with what lies innermost; a gRPC message of an item may have some 30
 _METADATA_MAX = 16  # entries
@@ -134,7 +135,16 @@ def too_many_values(body: bytes, limits: GatewaySettings) -> bool:
     """Hardly a prompt within the limit of tokens has as many of these marks; that many values would
     hold the interpreter while they are parsed and looked at."""
     most = max_marks(limits)
-    return len(body) > most and sum(map(body.count, (b",", b":", b"[", b"{"))) > most
+    return len(body) > most and _marks(body) > most
+
+
+def _marks(json: bytes) -> int:
+    return sum(map(json.count, (b",", b":", b"[", b"{")))
+
+
+def parsed_bytes(json: bytes) -> int:
+    """About what its values take, beside its texts: there is hardly one without such a mark."""
+    return _BYTES_PER_MARK * _marks(json)
 
 
 def too_deep(value: Any) -> bool:

@@ -1,14 +1,23 @@
 """What conversations take of a tenant's room, and their end."""
 
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import orjson
 import pytest
 
 from services.common.config import GatewaySettings, RunsSettings
 from services.common.errors import PenstockError
+from services.common.fairness.shares import Shares
 from services.common.redis import Redis, connect
+from services.gateway.api.resources.conversations import list_items, parsed_item
+from services.gateway.api.resources.pages import PageQuery, page_json
+from services.gateway.api.rest.stored_responses import said_before
+from services.gateway.api.schema import parsed_bytes
+from services.gateway.intake import Place
 from services.gateway.runs.conversations.conversations import Conversations
 from services.gateway.stores.files.storage_room import StorageRoom
 from tests.support.gateway_parts import principal
@@ -163,7 +172,8 @@ async def test_a_page_is_read_and_no_more(bed: Bed, monkeypatch: pytest.MonkeyPa
         own = bed.conversations
         told = ("t", made.id, any_size, after, most)
         stored = await own.page(*told, newest_first=newest_first)
-        return [json.loads(one)["id"] for one in stored]
+        assert [json.loads(one)["id"] for one in stored.values()] == [*stored]
+        return [*stored]
 
     assert await page(None, 2, False) == ["d", "c"]
     assert await page("c", 2, False) == ["a"]
@@ -211,6 +221,50 @@ async def test_what_is_read_is_held_before_it_is_read(bed: Bed) -> None:
     both = own.page("t", made.id, full, None, 2, newest_first=False)
     assert await held(both) == first + second
     assert await bed.refused(own.item("t", made.id, any_size, "c")) == "not_found"
+
+
+async def test_a_page_is_told_as_it_is_stored(bed: Bed) -> None:
+    """Parsed, what is read would take many times its bytes."""
+    made = await bed.conversations.create("t", {}, [item("a"), item("b")])
+    stored = '{"id":"a",  "n":1.000}'
+    await bed.redis.hset(f"{bed.root}:items:t:{made.id}", "a", stored)
+    gateway: Any = SimpleNamespace(conversations=bed.conversations)
+    query = PageQuery(limit=1, order="asc")
+    told = page_json(await list_items(gateway, "t", made.id, query, any_size))
+    assert stored.encode() in told
+    about = {"object": "list", "first_id": "a", "last_id": "a", "has_more": True}
+    assert json.loads(told) == {**about, "data": [{"id": "a", "n": 1.0}]}
+    assert await bed.conversations.item("t", made.id, any_size, "a") == stored.encode()
+
+
+async def test_what_is_parsed_counts_with_its_values(bed: Bed) -> None:
+    found = {"id": "a", "type": "file_search_call", "queries": [], "results": [{}] * 100}
+    text = json.dumps(found, separators=(",", ":")).encode()
+    with pytest.raises(Full) as refused:
+        await parsed_item(text, full)
+    assert refused.value.size == parsed_bytes(text) > 10 * len(text)
+
+    made = await bed.conversations.create("t", {}, [found])
+    memory = Shares(10**6)
+    gateway: Any = SimpleNamespace(
+        conversations=bed.conversations, settings=SimpleNamespace(gateway=GatewaySettings())
+    )
+    request: Any = SimpleNamespace(conversation=SimpleNamespace(id=made.id))
+    await said_before(gateway, principal("t"), Place("t", memory), request)
+    assert memory.taken == len(text) + parsed_bytes(text)
+
+
+@pytest.mark.parametrize("value", ["{}", "[]", "[0]", '{"a":0}', "0.5", '"ab"', '{"a":[{}]}'])
+def test_values_take_about_what_is_counted(value: str) -> None:
+    text = b"[" + b",".join([value.encode()] * 10_000) + b"]"
+    tracemalloc.start()
+    try:
+        kept = orjson.loads(text)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(kept) == 10_000
+    assert taken < 1.5 * (len(text) + parsed_bytes(text))
 
 
 class Full(Exception):

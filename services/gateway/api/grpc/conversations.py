@@ -11,6 +11,7 @@ from services.gateway.api.resources.conversations import (
     AddItems,
     CreateConversation,
     UpdateConversation,
+    parsed_item,
 )
 from services.gateway.api.resources.pages import PageQuery, told_page
 from services.gateway.api.schema import validated
@@ -58,20 +59,23 @@ async def _list_items(call: Call) -> Fields:
     """It ends before the item with which it would have more values than a message may."""
     query = validated(PageQuery, fields_of(call.request, _ID))
     id = await _allowed(call)
-    page = await conversations.list_items(call.gateway, call.tenant, id, query, call.hold)
-    items, left = page["data"], max_fields(call.gateway.settings.gateway)
-    for index, item in enumerate(items):
+    listed = await conversations.list_items(call.gateway, call.tenant, id, query, call.hold)
+    items, left = list[Fields](), max_fields(call.gateway.settings.gateway)
+    for one in listed["data"]:
+        item = await parsed_item(one["told"], call.hold)
         left -= count_values(item, left)
         if left < 0:
-            if not index:
-                raise _too_many_values(call, item["id"], "after")
-            return told_page(items[:index], more=True)
-    return page
+            if not items:
+                raise _too_many_values(call, one["id"], "after")
+            return told_page(items, more=True)
+        items.append(item)
+    return told_page(items, listed["has_more"])
 
 
 async def _get_item(call: Call) -> Fields:
     id, wanted = await _allowed(call), call.id("item_id")
-    item = await call.gateway.conversations.item(call.tenant, id, call.hold, wanted)
+    json = await call.gateway.conversations.item(call.tenant, id, call.hold, wanted)
+    item = await parsed_item(json, call.hold)
     most = max_fields(call.gateway.settings.gateway)
     if count_values(item, most) > most:
         raise _too_many_values(call, wanted, "item_id")

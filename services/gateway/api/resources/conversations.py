@@ -9,7 +9,7 @@ from pydantic import Field
 from services.gateway.api.resources.pages import PageQuery, told_page
 from services.gateway.api.responses_items import PREFIXES, Item
 from services.gateway.api.responses_schema import Include
-from services.gateway.api.schema import Body, Metadata, read_aside
+from services.gateway.api.schema import Body, Metadata, parsed_bytes, read_aside
 from services.gateway.intake import Holding
 from services.gateway.parts import Gateway
 
@@ -52,12 +52,18 @@ async def add_items(gateway: Gateway, tenant: str, id: str, body: AddItems) -> d
 async def list_items(
     gateway: Gateway, tenant: str, id: str, query: PageQuery, hold: Holding
 ) -> dict[str, Any]:
+    """Of each its `id`, and as `told` its JSON."""
     stored = await gateway.conversations.page(
         tenant, id, hold, query.after, query.limit + 1, newest_first=query.order == "desc"
     )
-    size = sum(map(len, stored))
-    items = await read_aside(size, lambda: [orjson.loads(one) for one in stored[: query.limit]])
-    return told_page(items, len(stored) > query.limit)
+    items: list[dict[str, Any]] = [{"id": item, "told": json} for item, json in stored.items()]
+    return told_page(items[: query.limit], len(items) > query.limit)
+
+
+async def parsed_item(json: bytes, hold: Holding) -> Any:
+    """`hold` is told before what it takes beside its texts."""
+    hold(parsed_bytes(json))
+    return await read_aside(len(json), lambda: orjson.loads(json))
 
 
 async def delete_conversation(gateway: Gateway, tenant: str, id: str) -> dict[str, Any]:

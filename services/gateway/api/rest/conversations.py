@@ -7,6 +7,7 @@ from services.gateway.api.resources.conversations import (
     ItemQuery,
     UpdateConversation,
 )
+from services.gateway.api.resources.pages import page_json
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.queries import included, page_query
 from services.gateway.api.rest.responses import ItemsQuery
@@ -50,8 +51,9 @@ async def delete_conversation(gateway: Gateway, exchange: Exchange, principal: P
 async def list_items(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     query = page_query(included(exchange.query), ItemsQuery)
     id = await _allowed(gateway, exchange, principal)
-    told = await conversations.list_items(gateway, principal.tenant, id, query, exchange.place.hold)
-    await exchange.reply_json(told)
+    hold = exchange.place.hold
+    listed = await conversations.list_items(gateway, principal.tenant, id, query, hold)
+    await exchange.reply(page_json(listed), "application/json")
 
 
 async def add_items(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
@@ -65,7 +67,8 @@ async def get_item(gateway: Gateway, exchange: Exchange, principal: Principal) -
     validated(ItemQuery, included(exchange.query))
     id, item = await _allowed(gateway, exchange, principal), exchange.path["item"]
     hold = exchange.place.hold
-    await exchange.reply_json(await gateway.conversations.item(principal.tenant, id, hold, item))
+    told = await gateway.conversations.item(principal.tenant, id, hold, item)
+    await exchange.reply(told, "application/json")
 
 
 async def delete_item(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:

@@ -14,7 +14,7 @@ from pydantic import Field
 from protos.runs_pb2 import StoredRun
 from services.common.errors import PenstockError
 from services.gateway.api.generation_schema import Name
-from services.gateway.api.resources.pages import Item, PageQuery, page, page_of
+from services.gateway.api.resources.pages import Item, PageQuery, page, page_json, page_of
 from services.gateway.api.rest.generation import RestFront
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.lasting import LAST, Resume, resume_query
@@ -72,8 +72,7 @@ async def list_chats(gateway: Gateway, exchange: Exchange, principal: Principal)
 
     runs = await gateway.runs.ids(principal.tenant)
     listed = await page_of(map(_id_of, runs), query, look)
-    listed["data"] = [orjson.Fragment(one["told"]) for one in listed["data"]]
-    await exchange.reply(orjson.dumps(listed), "application/json")
+    await exchange.reply(page_json(listed), "application/json")
 
 
 async def get_chat(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:

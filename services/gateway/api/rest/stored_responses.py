@@ -20,7 +20,7 @@ from services.gateway.api.rest.responses_format import (
     response,
     status_of,
 )
-from services.gateway.api.schema import read_aside, validated
+from services.gateway.api.schema import parsed_bytes, read_aside, validated
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found
 from services.gateway.intake import Holding, Place
@@ -99,10 +99,10 @@ async def said_before(
     request: ResponseInput,
     key: str = "",
 ) -> tuple[Sequence[Item], int]:
-    """What the request goes on with, and its bytes, which `place` holds: no more than a body may
-    have. Of a retry under an idempotency `key`: what was there before its own turn. Raises
-    INVALID_ARGUMENT, RESOURCE_EXHAUSTED for what has no room, or PERMISSION_DENIED to who may not
-    use a model that said some of it."""
+    """What the request goes on with, and its bytes: no more than a body may have. `place` holds
+    them, and what their values take. Of a retry under an idempotency `key`: what was there before
+    its own turn. Raises INVALID_ARGUMENT, RESOURCE_EXHAUSTED for what has no room, or
+    PERMISSION_DENIED to who may not use a model that said some of it."""
     if request.conversation is None:
         return await _followed(gateway, principal, place, request.previous_response_id)
     id, most = request.conversation.id, gateway.settings.gateway.body_limit_bytes
@@ -123,6 +123,7 @@ async def said_before(
             reason="body_too_large",
             stage="gateway",
         )
+    place.hold(sum(map(parsed_bytes, stored)))
     return await read_aside(size, lambda: _items([orjson.loads(one) for one in stored])), size
 
 
@@ -152,6 +153,7 @@ async def _followed(
         if size > own.body_limit_bytes:
             why = f"and those before it are more than {own.body_limit_bytes} bytes"
             raise _refused(previous, "body_too_large", why)
+        place.hold(parsed_bytes(stored.told.encode()))
         parts.append(await read_aside(its_size, partial(_items, said)))
         count += len(said)
         previous = told["response"]["previous_response_id"]

@@ -133,7 +133,7 @@ class Conversations:
         place = await self._redis.hget(self._key("turns", tenant, id), before) if before else None
         last = "+inf" if place is None else f"({int(place)}"
         order = await self._redis.zrangebyscore(self._key("order", tenant, id), "-inf", last)
-        return await self._told(tenant, id, hold, order)
+        return [*(await self._told(tenant, id, hold, order)).values()]
 
     async def page(
         self,
@@ -144,9 +144,9 @@ class Conversations:
         most: int,
         *,
         newest_first: bool,
-    ) -> list[bytes]:
-        """JSON of `most` items behind the item `after`. Raises INVALID_ARGUMENT where that is none
-        of it."""
+    ) -> dict[str, bytes]:
+        """JSON of `most` items behind the item `after`, by their ids, in their order. Raises
+        INVALID_ARGUMENT where that is none of it."""
         await self.find(tenant, id)
         order, place = self._key("order", tenant, id), None
         if after is not None and (place := await self._redis.zscore(order, after)) is None:
@@ -159,21 +159,28 @@ class Conversations:
             found = await self._redis.zrangebyscore(order, first, "+inf", start=0, num=most)
         return await self._told(tenant, id, hold, found)
 
-    async def _told(self, tenant: str, id: str, hold: Holding, order: Sequence[Any]) -> list[bytes]:
+    async def _told(
+        self, tenant: str, id: str, hold: Holding, order: Sequence[Any]
+    ) -> dict[str, bytes]:
         if not order:
-            return []
+            return {}
         key, names = self._key("items", tenant, id), list(map(str, order))
         async with self._redis.pipeline(transaction=False) as sizes:
             for name in names:
                 sizes.hstrlen(key, name)
             hold(sum(await sizes.execute()))
         stored = await self._redis.hmget(key, names)
-        return [str(one).encode() for one in stored if one is not None]
+        return {
+            name: str(one).encode()
+            for name, one in zip(names, stored, strict=True)
+            if one is not None
+        }
 
-    async def item(self, tenant: str, id: str, hold: Holding, item: str) -> Any:
+    async def item(self, tenant: str, id: str, hold: Holding, item: str) -> bytes:
+        """Its JSON."""
         await self.find(tenant, id)
-        for stored in await self._told(tenant, id, hold, [item]):
-            return orjson.loads(stored)
+        for stored in (await self._told(tenant, id, hold, [item])).values():
+            return stored
         raise not_found("item in this conversation", item)
 
     async def drop(self, tenant: str, id: str, item: str) -> Conversation:
