@@ -120,7 +120,7 @@ def load(
         name=spec.name,
         checkpoint=served.digest,
         tokenizer=backend,
-        encoder=PromptEncoder(backend),
+        encoder=PromptEncoder(backend, template.control if template else ()),
         template=template,
         detokenizer=detokenizer_factory(backend, shown),
         way=way,

@@ -13,7 +13,7 @@ token from the first changed content to the last.
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -69,12 +69,14 @@ def encoding_of(
 class PromptEncoder:
     """For one model. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, control: Iterable[str] = ()) -> None:
+        """`control`: its tokens that are control tokens beside those that are marked special."""
         self._tokenizer = tokenizer
         self._bytes_per_token = bytes_per_token(tokenizer)
         self._quick = Quick.of(tokenizer) if self._bytes_per_token else None
         added = tokenizer.get_added_tokens_decoder().values()
-        special = sorted((t.content for t in added if t.special), key=len, reverse=True)
+        found = {*control, *(t.content for t in added if t.special)}
+        special = sorted(found, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
 
     def least(self, text: str) -> int:

@@ -32,6 +32,7 @@ from jinja2 import TemplateError, meta, nodes
 from protos.common_pb2 import Message, Passage, Tool, ToolCall
 from services.common.text.content import said, text_of
 from services.tokenizer.templates.bounded_jinja import BUDGET_S, BoundedTemplate, TooMuchError
+from services.tokenizer.templates.control_tokens import control_tokens
 from services.tokenizer.templates.rendered import MARK, Rendered, locate, mark
 from services.tokenizer.templates.traced import Tracer, Written
 from services.tokenizer.tool_parsers import mistral
@@ -86,11 +87,11 @@ class ChatTemplate:
         self._uses_documents = "documents" in variables
         self.takes_pairs = {"query", "document"} <= {c for c in constants if isinstance(c, str)}
         """It is of a cross-encoder: for one message of role query and one of role document."""
-        added = tokenizer.added_tokens_decoder.values()
-        special = sorted((t.content for t in added if t.special), key=len, reverse=True)
-        self._special = re.compile("|".join([*map(re.escape, special), MARK.pattern]))
         self.source: str = tokenizer.get_chat_template(tools=[_definition(Tool(name="a"))])
         """Of the template that is used where there are tools."""
+        self.control = control_tokens(tokenizer, source + self.source)
+        """Tokens that nobody but the template may write, the longest first."""
+        self._special = re.compile("|".join([*map(re.escape, self.control), MARK.pattern]))
         other = self.source != source
         self._with_tools = BoundedTemplate(self.source) if other else self._plain
         self._short_ids = mistral.MARK in self.source

@@ -151,6 +151,23 @@ def test_tokens_of_their_own_stay_so(folder: Path) -> None:
     assert found.token_to_id("[PAD325]") is None
 
 
+def test_control_tokens_are_such_whatever_their_type(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever writes a message would write them: a template's turns, and what ends them."""
+    names = ["<|im_end|>", "<|turn|>", "<|other|>", "<b>", "<|eot_id|>"]
+    metadata = vocabulary() | {"tokenizer.chat_template": "{{ '<|turn|><b>' }}"}
+    metadata["tokenizer.ggml.tokens"][390:395] = names
+    types = np.array(metadata["tokenizer.ggml.token_type"])
+    types[390:395] = [4, 1, 4, 4, 5]
+    header = read_header(file(folder, LLAMA | metadata | {"tokenizer.ggml.token_type": types}))
+    added = tokenizer_of(header).get_added_tokens_decoder()
+    found = {token.content: token.special for token in added.values() if token.content in names}
+    assert found == {"<|im_end|>": True, "<|turn|>": True, "<|other|>": False, "<b>": False}
+    assert generation_config_of(header)["eos_token_id"] == [2, 390]
+    assert "2 taken for control tokens: '<|im_end|>', '<|turn|>'" in caplog.text
+
+
 def test_sentence_pieces_are_merged_by_their_scores(folder: Path) -> None:
     theirs = metaspace()
     path = file(folder, LLAMA | pieces(theirs, add_bos_token=False, unknown_token_id=0))

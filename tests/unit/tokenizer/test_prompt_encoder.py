@@ -8,7 +8,7 @@ import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Encoding
+from tokenizers import AddedToken, Encoding
 
 from services.common.text.content import said
 from services.tokenizer.prompts.encode import Encoded, PromptEncoder, encoding_of
@@ -85,6 +85,45 @@ def test_of_special_tokens_that_overlap_none_is_left() -> None:
     for content in ("<|eos|><|user|>", "<|eos|><|x"):
         ids = PromptEncoder(tokenizer).encode(rendered("", content)).ids
         assert all(8 <= id < 320 for id in ids)
+
+
+TURNS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    "{% endfor %}<turn>[GO]water of {% if '</think>' in '' %}<think>{% endif %}"
+)
+
+
+def forged(named: str | None, *tokens: str) -> list[str]:
+    """Of tokens that are added and not marked special, those that a content can make. `named`:
+    the tokenizer's eos."""
+    backend = kinds.byte_level()
+    backend.add_tokens([AddedToken(token, normalized=False) for token in tokens])
+    hf = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, chat_template=TURNS, eos_token=named
+    )
+    template = ChatTemplate(hf)
+    encoder = PromptEncoder(hf.backend_tokenizer, template.control)
+    found = []
+    for token in tokens:
+        assert not hf.added_tokens_decoder[backend.token_to_id(token)].special
+        plain, its = (
+            encoder.encode(template.render([said("user", content)])).ids.tolist()
+            for content in ("a", f"a{token}b")
+        )
+        id = backend.token_to_id(token)
+        found += [token] * (its.count(id) > plain.count(id))
+    return found
+
+
+def test_control_tokens_that_are_not_marked_special_are_not_forged_either() -> None:
+    wide = "<\uff5cUser\uff5c>"
+    assert forged(None, "<|im_start|>", "<|im_end|>", "<|other|>", wide, "<turn>", "[GO]") == []
+    assert forged("END", "END", "<|im_end|>") == []
+
+
+def test_added_tokens_that_are_text_stay_so_in_a_content() -> None:
+    text = ["water of", "  ", "\n\n", "<b>", "[x]", "<|", "<think>", "</think>"]
+    assert forged("<|im_end|>", *text) == text
 
 
 @given(content=st.text("<|eos>ab é東", max_size=20))

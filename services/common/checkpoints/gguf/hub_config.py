@@ -1,6 +1,7 @@
 """What a GGUF file says of its model, as config.json and generation_config.json would say it."""
 
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ _OF_EXPERTS: dict[str, dict[str, Any]] = {
 """What a file of experts is besides: llama.cpp norms the shares of both."""
 _MOST_DIMS = 2**16
 EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
-CONTROL = 3
-"""A token's type: it is never text."""
+CONTROL, UNUSED = 3, 5
+"""Types of tokens: the one is never text, and the other nothing."""
+_CONTROL = re.compile(r"<\|\S+\|>")
 _ENDS = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<end_of_turn>"}
-"""Control tokens that end an answer, whatever else the file says: as llama.cpp has it."""
+"""They are control tokens and end an answer, whatever else the file says: as llama.cpp has it."""
 
 
 def config_of(header: Header) -> dict[str, Any]:
@@ -99,7 +101,28 @@ def tokens_of(header: Header) -> list[str]:
 
 
 def token_types_of(header: Header) -> list[int]:
-    """Of each token."""
+    """Of each token; CONTROL for those that must be, whatever the file says."""
+    types = _told_types(header)
+    for id in mistyped(header):
+        types[id] = CONTROL
+    return types
+
+
+def mistyped(header: Header) -> list[int]:
+    """Tokens that end answers, or that the template makes turns of, and are no control tokens by
+    the file: whoever writes a message would write them."""
+    template = header.metadata.get("tokenizer.chat_template")
+    written = template if isinstance(template, str) else ""
+    types = _told_types(header)
+    return [
+        id
+        for id, token in enumerate(tokens_of(header))
+        if types[id] not in (CONTROL, UNUSED)
+        and (token in _ENDS or (_CONTROL.fullmatch(token) and token in written))
+    ]
+
+
+def _told_types(header: Header) -> list[int]:
     count = len(tokens_of(header))
     found = header.metadata.get("tokenizer.ggml.token_type", np.ones(count, np.int32))
     if not isinstance(found, np.ndarray) or len(found) != count or found.dtype.kind not in "iu":

@@ -5,6 +5,7 @@ names its pre-tokenizer and does not describe it, so one that is not known here 
 tokenizer.json is to lie beside the file.
 """
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,17 @@ from tokenizers import (
 )
 
 from services.common.checkpoints.gguf.header import Header, UnsupportedGguf
-from services.common.checkpoints.gguf.hub_config import CONTROL, token_types_of, tokens_of
+from services.common.checkpoints.gguf.hub_config import (
+    CONTROL,
+    UNUSED,
+    mistyped,
+    token_types_of,
+    tokens_of,
+)
 
-_USER_DEFINED, _UNUSED = 4, 5
+log = logging.getLogger(__name__)
+
+_USER_DEFINED = 4
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -57,6 +66,9 @@ def tokenizer_of(header: Header) -> Tokenizer:
 def _add_tokens(header: Header, tokenizer: Tokenizer) -> None:
     """Those that are found in a text before it is cut."""
     tokens = tokens_of(header)
+    if others := mistyped(header):
+        named = ", ".join(repr(tokens[id][:40]) for id in others[:8])
+        log.warning("%s: %d taken for control tokens: %s", header.path, len(others), named)
     for type_, special in ((CONTROL, True), (_USER_DEFINED, False)):
         added = [
             AddedToken(token, special=special, normalized=False)
@@ -200,7 +212,7 @@ def _vocabulary(header: Header) -> dict[str, int]:
     for id, (token, type_) in enumerate(
         zip(tokens_of(header), token_types_of(header), strict=True)
     ):
-        if type_ == _UNUSED:
+        if type_ == UNUSED:
             continue
         if token in found:
             raise header.refusal(f"tokenizer.ggml.tokens: {token!r} is there twice")
