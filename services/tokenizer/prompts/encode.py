@@ -78,6 +78,7 @@ class PromptEncoder:
         found = {*control, *(t.content for t in added if t.special)}
         special = sorted(found, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
+        self._beyond = len(special[0]) - 1 if special else 0
 
     def least(self, text: str) -> int:
         """As many tokens `text` has at the least; it may be many more. A millisecond for 8 MB."""
@@ -87,12 +88,13 @@ class PromptEncoder:
 
     def encode(self, rendered: Rendered) -> Encoded:
         text = rendered.text
-        # Cut behind its first character, a special token is none any more.
-        cuts = [
-            special.start() + 1
+        # Cut behind its first character, a special token is none any more. The template's own text
+        # is not cut: of one that begins there, what is not the template's is cut off.
+        cuts = dict.fromkeys(
+            max(special.start() + 1, start)
             for start, end in self._untrusted(rendered)
             for special in self._overlapping(text, start, end)
-        ]
+        )
         pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         return Encoded(pieces, self._all_of(pieces))
 
@@ -131,10 +133,15 @@ class PromptEncoder:
         return [special.group() for special in self._special.finditer(text, *stretch)]
 
     def _overlapping(self, text: str, start: int, end: int) -> Iterator[re.Match[str]]:
-        """One cut may leave whole another that began within it."""
-        while special := self._special.search(text, start, end):
-            yield special
-            start = special.start() + 1
+        """Those with a character in the stretch: template and content may make one together. One
+        cut may leave whole another that began within it."""
+        at = max(0, start - self._beyond)
+        while special := self._special.search(text, at, end + self._beyond):
+            if special.start() >= end:
+                return
+            if special.end() > start:
+                yield special
+            at = special.start() + 1
 
 
 def _tokens_before(encoding: Encoding | QuickEncoding, character: int) -> int:

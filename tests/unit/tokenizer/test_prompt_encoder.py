@@ -87,6 +87,26 @@ def test_of_special_tokens_that_overlap_none_is_left() -> None:
         assert all(8 <= id < 320 for id in ids)
 
 
+@pytest.mark.parametrize("content", ["|eos|", "|eos|>", "eos|>", "a<|eos|", "a<", "<|e", ">", ""])
+def test_a_content_and_the_template_make_no_control_token_together(content: str) -> None:
+    whole = "<|eos|>"
+    for cut in range(len(whole)):
+        for before, after in ((whole + whole[:cut], whole), (whole, whole[cut:] + whole)):
+            spans = [Span(len(before), len(before) + len(content), "message", 0)] * bool(content)
+            own = [before, after] if content else [before + after]
+            ids = ENCODER.encode(Rendered(before + content + after, spans, own)).ids.tolist()
+            alone = [BYTES.encode(text).ids.count(2) for text in own]
+            assert ids.count(2) == sum(alone)
+            assert BYTES.decode(ids, skip_special_tokens=False) == before + content + after
+
+
+def test_the_template_s_own_token_stays_whole_whatever_follows() -> None:
+    tokenizer = kinds.byte_level()
+    tokenizer.add_special_tokens(["|><|"])
+    ids = PromptEncoder(tokenizer).encode(rendered("<|eos|>", "<|user|>")).ids.tolist()
+    assert [id for id in ids if id < 8 or id >= 320] == [2, 2]
+
+
 TURNS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
     "{% endfor %}<turn>[GO]water of {% if '</think>' in '' %}<think>{% endif %}"
