@@ -6,6 +6,7 @@ such bytes is a field of `repeated uint32`, which it was before: replicas of tha
 these write, and write what these read.
 """
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,7 @@ Ids = NDArray[np.uint32]
 
 _FEW = 1024  # ids, or bytes of them, are protobuf's sooner
 _LONGEST = 5  # bytes of one
+_TOO_LONG = re.compile(rb"[\x80-\xff]{%d}" % _LONGEST)
 _NO_IDS = "not packed token ids"
 
 
@@ -39,6 +41,8 @@ def unpack(packed: bytes) -> Ids:
 def count(packed: bytes) -> int:
     """Raises ValueError where they are no ids."""
     if len(packed) < _FEW:
+        if _TOO_LONG.search(packed):  # protobuf takes ten bytes of one
+            raise ValueError(_NO_IDS)
         try:
             return len(as_field(packed))
         except DecodeError:

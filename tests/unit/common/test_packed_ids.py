@@ -42,7 +42,9 @@ def test_on_the_wire_they_are_what_replicas_of_before_read_and_write(ids: list[i
 
 
 @pytest.mark.parametrize("behind", [0, 2000], ids=["few", "many"])
-@pytest.mark.parametrize("odd", [b"\x80", b"\xff" * 11 + b"\x01", b"\x05\xff"])
+@pytest.mark.parametrize(
+    "odd", [b"\x80", b"\xff" * 11 + b"\x01", b"\x05\xff", b"\xff" * 5 + b"\x01"]
+)
 def test_what_are_no_ids_are_refused(behind: int, odd: bytes) -> None:
     before = pack(range(behind))
     assert count(before) == behind
