@@ -22,6 +22,8 @@ BUDGET_S = 1.0
 """Of the processor. A chat of a hundred messages takes a millisecond."""
 _CHARACTERS = 32 * 2**20
 _NUMBER = 2**20
+_ITEMS = 2**20  # of a list that is made of others
+_BITS = 4096  # of a whole number
 _WIDE = re.compile(r"[0-9]{7,}|%[^a-zA-Z%]*\*|:[^}]*\{")
 """In a format: a large number, or one that is given beside it."""
 _PADS = ("batch", "center", "format", "indent", "join", "replace", "slice", "wordwrap")
@@ -34,7 +36,7 @@ class TooMuchError(TemplateRuntimeError):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    intercepted_binops = frozenset(("+", "*", "**", "%", "//"))
     _ends = threading.local()
 
     @staticmethod
@@ -63,17 +65,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise TooMuchError("it takes too long")
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+":
+        if isinstance(left, int) and isinstance(right, int):
+            _check_number(operator, left, right)
+        elif operator == "+":
             if hasattr(left, "__len__") and hasattr(right, "__len__"):
-                _check(len(left) + len(right))
+                _check_length(left, len(left) + len(right))
         elif operator == "*":
             for one, times in ((left, right), (right, left)):
                 if hasattr(one, "__len__") and isinstance(times, int):
-                    _check(len(one) * times)
-                elif isinstance(one, int) and isinstance(times, int):
-                    _check(one.bit_length() + times.bit_length())
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            _check(left.bit_length() * right)
+                    _check_length(one, len(one) * times)
         elif operator == "%" and isinstance(left, str):
             _check_format(left, _values(right))
         return super().call_binop(context, operator, left, right)
@@ -212,6 +212,19 @@ def _values(given: Any) -> list[Any]:
 def joined(texts: list[str]) -> str:
     _check(sum(map(str.__len__, texts)))
     return "".join(texts)
+
+
+def _check_length(of: Any, size: int) -> None:
+    _check(size)
+    if size > _ITEMS and not isinstance(of, str):
+        raise TooMuchError("it makes too long a list")
+
+
+def _check_number(operator: str, left: int, right: int) -> None:
+    bits, others = left.bit_length(), right.bit_length()
+    least = {"*": bits + others, "**": (bits - 1) * right}.get(operator, 0)
+    if max(bits, others, least) > _BITS:
+        raise TooMuchError("it makes too large a number")
 
 
 def _check(size: int) -> None:
