@@ -431,6 +431,18 @@ def test_a_file_that_changes_while_it_is_read_is_told(
     assert list(cache.iterdir()) == []
 
 
+@pytest.mark.parametrize("which", ["gguf", "penstock"])
+def test_a_cache_that_others_may_write_to_is_not_taken(
+    folder: Path, cache: Path, which: str
+) -> None:
+    """Whoever can read the file could have put a folder with another template there."""
+    path = file(folder)
+    assert unfolded(path).parent == cache
+    (cache if which == "gguf" else cache.parent).chmod(0o777)
+    with pytest.raises(PermissionError, match="nobody else may write there"):
+        unfolded(path)
+
+
 def test_a_cache_that_cannot_be_written_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

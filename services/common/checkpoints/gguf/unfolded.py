@@ -14,6 +14,7 @@ from services.common.checkpoints.gguf.header import Header, UnsupportedGguf, rea
 from services.common.checkpoints.gguf.hub_config import config_of, generation_config_of
 from services.common.checkpoints.sampled import sampled
 from services.common.checkpoints.tokenizer_file import read_tokenizer
+from services.common.locks.own_folders import make_own
 
 WEIGHTS = "model.gguf"
 _TOKENIZER, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
@@ -30,7 +31,8 @@ def unfolded(path: Path) -> Path:
     """The folder, made if it is not there. Raises UnsupportedGguf, and OSError."""
     path = path.resolve()
     place = _cache()
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for own in (place.parent, place):  # what another could put there is another's model
+        make_own(own)
     key = _key(path)
     folder = place / f"{path.stem[:80]}-{key}"
     if folder.is_dir():

@@ -26,10 +26,9 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from services.common.locks.own_folders import is_own, make_own
 from services.worker.engine.kv.tiers.own_files import (
     BEGUN,
-    is_own,
-    make_own,
     refuse_without_locks,
     sweep,
     write_whole,

@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
+from services.common.locks.own_folders import refuse_of_others
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.kv.block_pool import Evicted
 from services.worker.engine.kv.cache import KvCache
 from services.worker.engine.kv.tiers.disk import DiskTier
 from services.worker.engine.kv.tiers.folder import Folder, check_limit
-from services.worker.engine.kv.tiers.own_files import refuse_of_others
 from services.worker.engine.outputs import ModelInfo
 from services.worker.engine.scheduling.cost_model import CostModel
 from services.worker.engine.scheduling.places import Places
