@@ -185,7 +185,7 @@ async def test_looks_at_what_is_stored_count_what_they_read(rig, way):
     await until(lambda: rig.gateway.intake.running == 0, SOON_S)
     assert await told() == {"ok"}
     with rig.gateway.intake.visit("acme") as taken:
-        taken.hold(18_000)
+        taken.hold(30_000)
         assert await told() == {"too_many_bytes"}
         assert (await http.get("/v1/files")).status_code == 200
     assert await told() == {"ok"}
