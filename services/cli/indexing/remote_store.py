@@ -7,6 +7,7 @@ Each file that a folder gave has attributes that say which: `folder`, its `path`
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -91,7 +92,10 @@ class RemoteStore:
         """Waits for it: empty when it is searchable, else why it is not."""
         until = time.monotonic() + _PATIENCE_S
         while time.monotonic() < until:
-            told = _sent(lambda: self._api.get(f"/v1/vector_stores/{self.id}/files/{id}"))
+            path = f"/v1/vector_stores/{self.id}/files/{id}"
+            told = _sent(partial(self._api.get, path), gone=True)
+            if told is None:
+                return "was taken out of the store while it was indexed"
             if told["status"] != "in_progress":
                 return str((told["last_error"] or {}).get("message", ""))
             time.sleep(_LOOK_EVERY_S)

@@ -27,6 +27,7 @@ class Server:
         self.attached: dict[str, dict[str, Any]] = {}  # of all stores, by file id
         self.unreadable: set[bytes] = set()  # contents that fail to be indexed
         self.refused: set[bytes] = set()  # contents that are not taken
+        self.taken_away: set[bytes] = set()  # contents that others delete as they are indexed
         self.busy = 0  # answers to come that there is no room
         self.calls: list[str] = []
         self.per_page = 2
@@ -52,6 +53,10 @@ class Server:
             return httpx.Response(200, json={}) if known else self._error(404, "no such file")
         if len(parts) == 3:
             return self._attach(request, parts[1]) if method == "POST" else self._list(request)
+        if self.files.get(parts[3]) in self.taken_away:
+            del self.files[parts[3]], self.attached[parts[3]]
+        if parts[3] not in self.attached:
+            return self._error(404, "no such file")
         self._settle(parts[3])
         return httpx.Response(200, json=self.attached[parts[3]])
 
@@ -206,6 +211,13 @@ def test_a_file_that_is_refused_keeps_no_other_back(server, folder, capsys):
     assert run(folder) == 1
     assert sorted(server.holds()) == ["c.md", "deep/er/b.txt"]
     assert "· failed a.md: /v1/files: 400: it is not text (c)\n" in capsys.readouterr().err
+
+
+def test_a_file_that_others_delete_as_it_is_indexed_keeps_no_other_back(server, folder, capsys):
+    server.taken_away.add(b"alpha")
+    assert run(folder, "--json") == 1
+    assert sorted(server.holds()) == ["c.md", "deep/er/b.txt"]
+    assert told(capsys)["failed"] == {"a.md": "was taken out of the store while it was indexed"}
 
 
 def test_what_left_the_folder_stays_unless_it_is_asked_for(server, folder, capsys):
