@@ -389,7 +389,7 @@ def test_a_lexer_of_very_many_states_is_refused() -> None:
         f"X{n}: /[a-z ]*{chr(97 + n % 26)}[a-z ]{{{n % 20}}}[a-z]/" for n in range(300)
     )
     grammar = f"start: ({' | '.join(f'X{n}' for n in range(300))})*\n{alike}"
-    demo = Path(__file__).parents[3] / "models" / "demo"
+    demo = Path(__file__).parents[4] / "models" / "demo"
     with pytest.raises(ConstraintError, match="too many"):
         _walk(Compiler(str(demo), 2048, [1]), grammar_of(Constraint("grammar", grammar)))
 

@@ -140,7 +140,7 @@ async def test_it_starts_with_what_the_process_loaded(rig: Rig) -> None:
     env = rig.process.env
     assert (env["OMP_NUM_THREADS"], env["OMP_WAIT_POLICY"]) == ("3", "PASSIVE")
     assert env["PATH"] == os.environ["PATH"]
-    root = str(Path(__file__).parents[3])
+    root = str(Path(__file__).parents[4])
     assert env["PYTHONPATH"].split(os.pathsep)[0] == root
 
 
