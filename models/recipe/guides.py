@@ -68,7 +68,7 @@ def guide(made: Conversation, text: str, encoded: Encoding, answer: int) -> Guid
     def token(character: int) -> int:
         return bisect_right(starts, character) - 1
 
-    block = ids.index(DOCUMENTS)
+    block = len(ids) - 1 - ids[::-1].index(DOCUMENTS)  # the second time
     cursor = starts[block]
     tells: list[tuple[int, int, int]] = []  # document, first token, last token
     inside: set[int] = set()

@@ -29,7 +29,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.recipe.minilm import WIDTH
 from models.recipe.model import Layer, Llama, rotate
@@ -280,6 +280,33 @@ def _distances(model: Llama, attention: Any, head: int, scores: Tensor) -> Tenso
     attention.k_proj.bias[pairs] = much
     far: Tensor = found[-1] + (waves[FAR // 8 :, :-1] @ found[:-1]).mean()
     return far
+
+
+def keep_codes(model: Llama) -> None:
+    """Takes the gradients of all that makes the codes of tokens, the own and the one before, up to
+    the last layer.
+
+    The lesson that tells layers what MiniLM's say is blind for these features, so their gradients
+    are tiny; but Adam moves a weight of tiny gradients as far as any other. After half a million
+    tokens the codes were like themselves to 0.3 only, and nothing could be copied by them.
+    """
+    for number, each in enumerate(model.model.layers[:-1]):
+        layer = cast(Layer, each)
+        writes = layer.self_attn.o_proj, layer.mlp.down_proj
+        reads = layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
+        for project in writes:
+            _still(project, slice(CODE.start, None))
+        for project in reads if number == 0 else ():
+            _still(project, slice(0, OWN * model.shape.head_dim))
+    embedding = model.model.embed_tokens.weight
+    if embedding.grad is not None:
+        embedding.grad[:, CODE.start :] = 0
+
+
+def _still(project: nn.Linear, rows: slice) -> None:
+    for parameter in (project.weight, project.bias):
+        if parameter.grad is not None:
+            parameter.grad[rows] = 0
 
 
 @torch.no_grad()

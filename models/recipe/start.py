@@ -195,8 +195,8 @@ class Head:
 
 def written(shape: Shape) -> list[Head]:
     """The heads that training leaves alone at first, until the others have learned to use them."""
-    if shape.biased:  # `layers.py`
-        return [Head(0, 0)]
+    if shape.biased:  # `layers.keep_codes`
+        return []
     numbers = (range(4), range(min(6, shape.heads)), range(3))
     return [Head(layer, number) for layer, some in enumerate(numbers) for number in some]
 

@@ -63,7 +63,7 @@ class Swaps:
             return ids
         words = self._words(ids)
         block = ids.index(DOCUMENTS)
-        end = ids.index(END, block)
+        end = ids.index(END, len(ids) - ids[::-1].index(DOCUMENTS))
         asked = {word for word in words[end : ids.index(ASSISTANT, end)] if word is not None}
         told = {word for word in words[block:end] if word is not None}
         kept = {words[at] for at in answers}

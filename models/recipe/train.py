@@ -25,6 +25,7 @@ from models.recipe import start
 from models.recipe.batches import Batch, pool, steps
 from models.recipe.distil import Distiller
 from models.recipe.guides import FINDING, GUESSING, POINTING, READING, Guides
+from models.recipe.layers import keep_codes
 from models.recipe.model import Llama, Shape
 from models.recipe.optim import gentle, optimizers, set_rates
 from models.recipe.swaps import Swaps
@@ -331,6 +332,8 @@ class Training:
             assert embedding.grad is not None
             if not distiller:
                 embedding.grad.mul_(self.movable)  # words keep what they mean
+            if self.distiller:
+                keep_codes(self.learner.llama)
             for optimizer in self.optimizers:
                 optimizer.step()
                 optimizer.zero_grad()

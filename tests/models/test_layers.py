@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from models.recipe import batches, corpus, layers, minilm
 from models.recipe import tokenizer as bpe
@@ -190,7 +191,12 @@ def test_the_layers_are_told_first_and_then_the_answers(
         with torch.no_grad():
             return sum(training.distiller.missed(learner, b.inputs).sum().item() for b in told)
 
-    before, row = missed(), word.detach().clone()
+    def codes() -> Tensor:
+        """Of each token and of the one before it, as the last layer reads them."""
+        with torch.no_grad():
+            return learner.seen(told[0].inputs, 6)[1][..., CODE.start :]
+
+    before, row, kept = missed(), word.detach().clone(), codes()
     said = [str(training.learn()) for _ in range(2)]
     assert all(line.startswith("like MiniLM 0.") for line in said)
     assert missed() < before - 0.02
@@ -198,3 +204,4 @@ def test_the_layers_are_told_first_and_then_the_answers(
     row = word.detach().clone()
     assert "pointers" in str(training.learn())
     assert torch.equal(word, row)
+    torch.testing.assert_close(codes(), kept, rtol=0, atol=0.005)  # but for the norm

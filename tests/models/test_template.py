@@ -64,6 +64,7 @@ def test_all_roles_tools_and_passages(tokenizer: Any) -> None:
         "</tool_call><|end|><|tool|>rain<|end|><|assistant|>The result: rain.<|end|>"
         "<|user|>Thanks!<|end|>"
         "<|documents|>[1] Caswell\nIt is a town.\n[2] It rains.<|end|>"
+        "<|documents|>[1] Caswell\nIt is a town.\n[2] It rains.<|end|>"
         "<|user|>Thanks!<|end|><|assistant|>"
     )
 
@@ -81,7 +82,7 @@ def test_passages_stand_with_the_last_question(tokenizer: Any) -> None:
     user, said = "<|user|>USER<|end|>", "<|assistant|>ASSISTANT<|end|>"
     plain = prompt("user", "assistant", "user", documents=None)
     assert plain == f"{user}{said}{user}<|assistant|>"
-    asked = f"{user}{passages}{user}"
+    asked = f"{user}{passages}{passages}{user}"  # read twice
     assert prompt("user", "assistant", "user") == f"{user}{said}{asked}<|assistant|>"
     followed = f"{asked}{said}<|tool|>TOOL<|end|><|assistant|>"
     assert prompt("user", "assistant", "tool") == followed
