@@ -28,6 +28,7 @@ SHAPES = {
         heads=14,
         head_dim=32,
         theta=1e9,
+        context=4096,
         biased=True,
     ),
     "draft": Shape(bpe.VOCABULARY, hidden=96, inner=192, layers=6, heads=6, head_dim=16),
