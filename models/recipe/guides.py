@@ -250,11 +250,13 @@ class Guides(nn.Module):
         return _missed(_backwards(scores.float(), aims.places), aims)
 
 
-def looks(model: Llama, number: int, read: Tensor, rows: Tensor, places: Tensor) -> Tensor:
-    """(places, tokens) how much the first head of a layer that reads `read` looks at each token."""
+def looks(
+    model: Llama, number: int, read: Tensor, rows: Tensor, places: Tensor, which: int = 0
+) -> Tensor:
+    """(places, tokens) how much a head of a layer that reads `read` looks at each token."""
     layer = cast(Layer, model.model.layers[number])
     normed, attention, tokens = layer.input_layernorm(read), layer.self_attn, read.shape[1]
-    head = attention.rows(0)
+    head = attention.rows(which)
     query, key = (
         F.linear(x, project.weight[head], project.bias[head] if model.shape.biased else None)
         for x, project in ((normed[rows, places], attention.q_proj), (normed, attention.k_proj))

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from models.recipe.minilm import WIDTH
 from models.recipe.model import Layer, Llama, rotate
 from models.recipe.teacher import CLS, UNKNOWN, Said, Teacher, marker, read, spelled, unit
+from models.recipe.tokenizer import ASSISTANT, PAD
 
 OWN = 2  # heads of our own in each layer, the first
 CODE = slice(WIDTH, 412)  # a code of the token's own
@@ -49,8 +50,9 @@ DOUBT = 3.0  # a row as it is counts as so many places where MiniLM reads it
 RIDGE = 1e-3  # of the fits, beside the mean square of what is fitted from
 SILU = 1.702
 LOOKS_BACK = 16.0  # scores of the head that looks at the token before
-SHARP, SURE = 0.1, 0.4  # the last norm's gains: how sure a fresh model is, and of what it copies
-MATCHES = 3.0  # … of the pointing head, where the code is the same
+BEGINS, GOES_ON = 0, 1  # heads of the last layer: where an answer begins, what follows
+SHARP, SURE = 0.1, 0.6  # the last norm's gains: how sure a fresh model is, and of what it copies
+MATCHES = 12.0  # the score of the head that goes on, where the code is the same
 
 
 class Texts:
@@ -324,7 +326,7 @@ def prepare(
     fit = Fit(model, teacher, _parts(teacher, spelling, rows[:few]))
     for number in range(6):
         fit.layer(number)
-    _point(model, fit.ours(fit.streams))
+    point(model, padded(rows[:8]))
 
 
 def _parts(teacher: Teacher, spelling: list[bytes], rows: list[list[int]]) -> list[Texts]:
@@ -399,23 +401,44 @@ def _look_back(model: Llama) -> None:
     attention.o_proj.weight[PLACE, rows.start] = 4 * LOUD
 
 
-def _point(model: Llama, stream: Tensor) -> None:
-    """In the last layer, a head that looks behind tokens like this one and says what it finds."""
-    attention = cast(Layer, model.model.layers[-1]).self_attn
-    rows, half = attention.rows(0), model.shape.head_dim // 2
-    scale = stream.square().mean(1).sqrt().mean()  # of the stream, which the norm takes away
-    width = BEFORE.stop - BEFORE.start
-    slow = [place for pair in range(half - 1, FAST, -1) for place in (pair, pair + half)]
+@torch.no_grad()
+def point(model: Llama, ids: Tensor) -> None:
+    """In the last layer, a head that looks where an answer begins, from the assistant's marker, and
+    one that looks behind tokens like this one; both say what they find.
+
+    Written for the stream as it is on `ids`, (rows, tokens): training makes it tenfold. What a
+    beginning is, the first head has to learn; it has one row of weights for it.
+    """
+    last = cast(Layer, model.model.layers[-1])
+    attention, half = last.self_attn, model.shape.head_dim // 2
+    read_ = model.seen(ids, model.shape.layers - 1)[1].float()
+    normed, codes = last.input_layernorm(read_), model.model.embed_tokens.weight[:, CODE]
+    width, there = CODE.stop - CODE.start, ids != PAD
+    before = slice(BEFORE.start, BEFORE.start + width)
+    own, behind = there, there & (torch.arange(ids.shape[1]) > 0)
+    size = times(codes[ids][own], normed[..., CODE][own])
+    size_before = times(codes[ids].roll(1, 1)[behind], normed[..., before][behind])
+    stream = read_[there].square().mean(1).sqrt().mean()
+    marker = codes[ASSISTANT] * size / codes[ASSISTANT].square().sum()  # tells it by a one
+    slow = [place for pair in range(half - 2, FAST, -1) for place in (pair, pair + half)]
+    sure = model.shape.head_dim**0.5
+    for head in (BEGINS, GOES_ON):
+        rows = attention.rows(head)
+        for project in (attention.q_proj, attention.k_proj, attention.v_proj):
+            project.weight[rows], project.bias[rows] = 0, 0
+        attention.o_proj.weight[:, rows] = 0
+        says = slice(rows.start, rows.start + width)
+        attention.v_proj.weight[says, CODE] = torch.eye(width) * size
+        attention.o_proj.weight[CODE, says] = torch.eye(width) * 4 * stream
+        slowest = rows.start + half - 1
+        attention.k_proj.weight[slowest] = torch.randn(model.shape.hidden) * 0.005
+        attention.q_proj.weight[slowest, CODE] = sure * marker * (1 if head == BEGINS else -1)
+        attention.q_proj.bias[slowest] = 0 if head == BEGINS else sure
     drawn = torch.linalg.qr(torch.randn(width, len(slow)))[0].T
-    loud = (MATCHES * model.shape.head_dim**0.5 / len(slow)) ** 0.5 * scale / LOUD
-    for project in (attention.q_proj, attention.k_proj, attention.v_proj):
-        project.weight[rows] = 0
-    places = [rows.start + place for place in slow]
-    attention.q_proj.weight[places, CODE.start : CODE.start + width] = drawn * loud
-    attention.k_proj.weight[places, BEFORE] = drawn * loud
-    attention.v_proj.weight[rows, CODE.start : CODE.start + width] = torch.eye(width)
-    attention.o_proj.weight[CODE.start : CODE.start + width, rows] = torch.eye(width) * 4 * scale
-    for project in (attention.q_proj, attention.k_proj):  # and, a little, at anything
-        project.weight[places, :WIDTH] = torch.randn(len(places), WIDTH) * 0.5 * WIDTH**-0.5
+    mean = codes.square().sum(1).mean() * len(slow) / width
+    loud = (MATCHES * sure / mean) ** 0.5
+    places = [attention.rows(GOES_ON).start + place for place in slow]
+    attention.q_proj.weight[places, CODE] = drawn * loud * size
+    attention.k_proj.weight[places, before] = drawn * loud * size_before
     model.model.norm.weight.fill_(SHARP)
     model.model.norm.weight[CODE] = SURE

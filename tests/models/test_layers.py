@@ -168,7 +168,8 @@ def test_a_fresh_model_points_at_what_followed(model: Llama, tokenizer: Tokenize
     with torch.no_grad():
         read_ = model.seen(tokens, 6)[1]
         rows = torch.arange(16)
-        found = looks(model, 6, read_, rows, torch.full_like(rows, tokens.shape[1] - 1)).argmax(1)
+        places = torch.full_like(rows, tokens.shape[1] - 1)
+        found = looks(model, 6, read_, rows, places, layers.GOES_ON).argmax(1)
     assert (found == 3 + 9).float().mean() > 0.7
 
 
