@@ -9,7 +9,8 @@ So training also tells, at what a late layer reads (`start.points`):
 - where the answer begins and where it ends, by a comparison of all that a token has with all that
   the end of the question has: two small heads have room for a part of that only;
 - for each token of the answer, where in the passages the next one stands: the layer's first head
-  is to look there, and at the passage's number when the value is said;
+  is to look where the answer begins, its second (the draft's first) where it goes on, and at the
+  passage's number when the value is said;
 - in the sentence that tells, or at the passages' marker if none does: there the first head of the
   layer before (`start.finds`) is to look, from the end of the question.
 
@@ -28,6 +29,7 @@ from tokenizers import Encoding
 from torch import Tensor, nn
 
 from models.recipe.conversation import Conversation
+from models.recipe.layers import BEGINS, GOES_ON
 from models.recipe.model import Layer, Llama
 from models.recipe.start import finds, points
 from models.recipe.tokenizer import CITES, DOCUMENTS, END, FIRST_CITE, USER
@@ -166,7 +168,8 @@ class Guided:
     outputs: Tensor  # (guesses) which of the guessing head's outputs
     truths: Tensor  # (guesses) 0 or 1
     weights: Tensor  # (guesses) those of a row and an output add up to one
-    pointers: Aims
+    begins: Aims  # where the answer's first token stands
+    pointers: Aims  # the others, and its number
     finds: Aims
     firsts: Aims
     lasts: Aims
@@ -189,7 +192,8 @@ def collate(guides: list[Guide], width: int) -> Guided:
     if guesses:
         group = rows * 3 + outputs
         weights = 1 / torch.bincount(group)[group].float()
-    pointers = [guide.pointers for guide in guides]
+    begins = [guide.pointers[:1] for guide in guides]
+    pointers = [guide.pointers[1:] for guide in guides]
     finds = [guide.finds for guide in guides]
     return Guided(
         rows.long(),
@@ -197,6 +201,7 @@ def collate(guides: list[Guide], width: int) -> Guided:
         outputs.long(),
         truths.float(),
         weights,
+        Aims.of(begins, width),
         Aims.of(pointers, width),
         Aims.of(finds, width),
         Aims.of([guide.firsts for guide in guides], width),
@@ -233,14 +238,16 @@ class Guides(nn.Module):
         weights = guided.weights * read.new_tensor(WEIGHTS)[guided.outputs, guided.truths.long()]
         guessing = (wrong * weights).sum()
         reading = self._misread(normed, guided.firsts, 0) + self._misread(normed, guided.lasts, 1)
-        pointing, finding = (
-            _missed(looks(model, number, states, aims.rows, aims.places), aims)
-            for number, states, aims in (
-                (points(model.shape), read, guided.pointers),
-                (finds(model.shape), read_before, guided.finds),
+        late, goes_on = points(model.shape), GOES_ON if model.shape.biased else BEGINS
+        beginning, following, finding = (
+            _missed(looks(model, number, states, aims.rows, aims.places, head), aims)
+            for number, states, aims, head in (
+                (late, read, guided.begins, BEGINS),
+                (late, read, guided.pointers, goes_on),
+                (finds(model.shape), read_before, guided.finds, 0),
             )
         )
-        return guessing, pointing, reading, finding
+        return guessing, beginning + following, reading, finding
 
     def _misread(self, read: Tensor, aims: Aims, edge: int) -> Tensor:
         """The sum of the losses where an answer begins (0) or ends (1)."""

@@ -415,8 +415,8 @@ def point(model: Llama, ids: Tensor) -> None:
     normed, codes = last.input_layernorm(read_), model.model.embed_tokens.weight[:, CODE]
     width, there = CODE.stop - CODE.start, ids != PAD
     before = slice(BEFORE.start, BEFORE.start + width)
-    own, behind = there, there & (torch.arange(ids.shape[1]) > 0)
-    size = times(codes[ids][own], normed[..., CODE][own])
+    behind = there & (torch.arange(ids.shape[1]) > 0)
+    size = times(codes[ids][there], normed[..., CODE][there])
     size_before = times(codes[ids].roll(1, 1)[behind], normed[..., before][behind])
     stream = read_[there].square().mean(1).sqrt().mean()
     marker = codes[ASSISTANT] * size / codes[ASSISTANT].square().sum()  # tells it by a one

@@ -25,7 +25,7 @@ from models.recipe import start
 from models.recipe.batches import Batch, pool, steps
 from models.recipe.distil import Distiller
 from models.recipe.guides import FINDING, GUESSING, POINTING, READING, Guides
-from models.recipe.layers import keep_codes
+from models.recipe.layers import keep_codes, point
 from models.recipe.model import Llama, Shape
 from models.recipe.optim import gentle, optimizers, set_rates
 from models.recipe.swaps import Swaps
@@ -325,6 +325,8 @@ class Training:
             plan.micro_tokens,
             self.shape.context,
         )
+        if self.distiller and done.pool == plan.distilled:  # the stream has grown by then
+            point(self.learner.llama, batches[0].inputs)
         embedding = self.learner.llama.model.embed_tokens.weight
         for group in steps(batches, size):
             set_rates(self.optimizers, plan.rates(done.step - done.began, progress))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.recipe import batches, corpus, layers, minilm
+from models.recipe import batches, corpus, layers, minilm, train
 from models.recipe import tokenizer as bpe
 from models.recipe.distil import Distiller
 from models.recipe.guides import looks
@@ -203,6 +203,9 @@ def test_the_layers_are_told_first_and_then_the_answers(
     assert missed() < before - 0.02
     assert not torch.equal(word, row)
     row = word.detach().clone()
+    written = []
+    monkeypatch.setattr(train, "point", lambda *given: written.append(layers.point(*given)))
     assert "pointers" in str(training.learn())
+    assert len(written) == 1  # once the stream is as the answers meet it
     assert torch.equal(word, row)
     torch.testing.assert_close(codes(), kept, rtol=0, atol=0.005)  # but for the norm
