@@ -54,8 +54,8 @@ bucket: $(READY)        ## uploaded files in a bucket: the blob store against mo
 	  build/moto/bin/pip install --quiet --disable-pip-version-check 'moto[s3,server]==5.2.5'; }
 	MOTO_SERVER=build/moto/bin/moto_server $(BIN)/python -m pytest tests/integration/bucket.py
 
-nodes: $(READY)         ## several Ray nodes on this machine, one of them killed under load (two minutes)
-	$(BIN)/python -m pytest tests/chaos/nodes.py
+nodes: $(READY)         ## several Ray nodes on this machine, some killed under load (ten minutes)
+	$(BIN)/python -m pytest tests/chaos/nodes.py tests/chaos/spread_ranks.py
 
 # A write or read beyond an array ends the tests. Two minutes; needs g++ with its libasan.
 sanitize: $(READY)      ## the C++ kernels' tests under the address sanitizer
@@ -115,8 +115,10 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard protos/*.proto) pro
   $(wildcard kernels/cpu/native/*) kernels/cpu/build.py
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
 	  echo "make: Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "installing; \"Building editable\" compiles the engine's kernels: some three minutes of CPU time, in which nothing is told"
 	$(BIN)/python -m pip install --disable-pip-version-check --no-compile \
 	  --constraint constraints.txt --editable '.[dev]'
+	@echo "compiling the libraries' modules: up to three minutes, in which nothing is told"
 	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	$(BIN)/python protos/generate.py
 	$(BIN)/python kernels/cpu/build.py

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from services.common.config import MeteringSettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
-from services.common.metrics import BoundedNames
 from services.common.redis import Redis, connect
+from services.common.telemetry.metrics import BoundedNames
 from services.gateway.identity.identity import Identity
 from services.gateway.identity.limits import Limit
 from services.gateway.metering.meter import Meter

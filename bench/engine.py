@@ -39,11 +39,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--quantization",
-        choices=("auto", "int8", "int4"),
+        choices=("auto", "int8", "int4", "fp8", "w8a8"),
         default="auto",
         help="of the weights; auto: as the checkpoint has them",
     )
+    parser.add_argument(
+        "--kv-format",
+        choices=("auto", "int8", "fp8", "int4"),
+        default="auto",
+        help="of keys and values; auto: as they are computed",
+    )
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--tensor-parallel",
+        type=int,
+        default=1,
+        metavar="N",
+        help="ranks that the model is cut over: on a GPU each, or on the CPU",
+    )
     parser.add_argument(
         "--kernels", default="auto", help="of a CPU: an instruction set, or `reference`"
     )
@@ -74,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
     of them did."""
     # Here, because the command line imports this module and shall start without torch.
     from services.worker.engine.engine import Engine
-    from services.worker.engine.model_config import UnsupportedModel
+    from services.worker.engine.models.config import UnsupportedModel
 
     # What runs, and why it is not what was to be expected.
     logging.basicConfig(format="bench engine: %(message)s")
@@ -87,7 +100,9 @@ def main(args: argparse.Namespace) -> int:
                 model=args.model,
                 dtype=args.dtype,
                 quantization=args.quantization,
+                kv_format=args.kv_format,
                 device=args.device,
+                tensor_parallel=args.tensor_parallel,
                 kernels=args.kernels,
                 block_size=args.block_size,
                 kv_cache_bytes=args.kv_cache_bytes,
@@ -104,7 +119,10 @@ def main(args: argparse.Namespace) -> int:
     except (WorkloadError, UnsupportedModel, ValueError, OSError) as error:
         _say(f"error: {error}")
         return 1
-    result = _Run(engine, [line.arrival_s for line in lines], requests).run()
+    try:
+        result = _Run(engine, [line.arrival_s for line in lines], requests).run()
+    finally:
+        engine.close()
     args.json.write_text(json.dumps(result, indent=1) + "\n")
     _say(json.dumps(result["totals"]))
     errors = [f"{one['id']}: {one['error']}" for one in result["requests"] if one["error"]]
@@ -223,7 +241,7 @@ class _Run:
         self._preempted += len(step.preempted)
         self._computed += step.prefill_tokens
         # Blocks that sequences hold; what is cached besides goes first when room is short.
-        held = self._engine.info.num_blocks - step.load.free_blocks
+        held = step.load.total_blocks - step.load.free_blocks
         self._held_peak = max(self._held_peak, held)
         for output in step.outputs:
             record = self._records[output.request_id]
@@ -233,7 +251,9 @@ class _Run:
                 record.last = output
         if step.decode_tokens and not step.prefill_tokens:
             info = self._engine.info
-            self._decode_bytes += info.parameter_bytes + held * info.kv_bytes_per_block
+            self._decode_bytes += (
+                info.parameter_bytes + held * len(info.kv_groups) * info.kv_bytes_per_block
+            )
             self._decode_only_s += step.duration_ns / 1e9
 
     def _report_progress(self, elapsed_s: float) -> None:
@@ -271,7 +291,9 @@ class _Run:
         engine = {
             "dtype": info.dtype,
             "quantization": self._engine.config.quantization,
+            "kv_format": info.kv_format,
             "device": info.device,
+            "tensor_parallel": self._engine.config.tensor_parallel,
             "parameters": info.num_parameters,
             "num_blocks": info.num_blocks,
             "block_size": info.block_size,
@@ -287,7 +309,7 @@ class _Run:
             "huge_bytes": info.huge_bytes,
             "workspace_bytes": info.workspace_bytes,
             "kv_cache_bytes": info.kv_bytes,
-            "kv_used_peak_bytes": self._held_peak * info.kv_bytes_per_block,
+            "kv_used_peak_bytes": self._held_peak * len(info.kv_groups) * info.kv_bytes_per_block,
             "rss_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
         return {"totals": totals, "engine": engine, "memory": memory, "requests": details}

@@ -150,7 +150,7 @@ async def processes(running: Running) -> list[Memory]:
     memories = [Memory(name, psutil.Process(pid)) for pid, name in found.items()]
     for memory in list(memories):
         for child in memory.process.children(recursive=True):
-            if "services.worker.engine.process" in child.cmdline():
+            if "services.worker.engine.process.loop" in child.cmdline():
                 memories.append(Memory(f"{memory.name}'s engine", child))
     return memories
 

@@ -31,8 +31,8 @@ from services.worker.engine import (
     Request,
     Sampling,
     StepOutput,
-    kv_payload,
 )
+from services.worker.engine.kv import payload as kv_payload
 from services.worker.kv_receiver import KvReceiver
 from services.worker.kv_sender import Channels
 

@@ -32,6 +32,7 @@ from protos.tokenizer_pb2 import TextDelta
 from protos.worker_pb2 import Load, TokenDelta, WorkerNews, WorkRequest
 from services.common.config import Settings
 from services.common.link import MAX_FRAME_BYTES, LinkCall, LinkClient, LinkServer, Vitals
+from services.common.packed_ids import pack, unpack
 from services.common.transport import Transport, listen
 
 TEXT = " and"  # what every token of the pass-through hops says; the client counts it
@@ -117,7 +118,7 @@ def link_worker(server: grpc.aio.Server, steps: Steps) -> LinkServer:
     async def handler(call: LinkCall) -> None:
         work = WorkRequest.FromString(call.payload)
         done = asyncio.Event()
-        key = ids_to_key(list(work.prompt_token_ids))
+        key = ids_to_key(unpack(work.prompt_token_ids).tolist())
         steps.add(key, work.sampling.max_tokens, call.send, done.set)
         call.on_cancel(lambda: steps.active.pop(key, None))
         await done.wait()
@@ -146,7 +147,7 @@ def load(steps: Steps) -> Load:
 async def worker_pieces(steps: Steps, request: bytes) -> AsyncIterator[bytes]:
     work = WorkRequest.FromString(request)
     pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
-    key = ids_to_key(list(work.prompt_token_ids))
+    key = ids_to_key(unpack(work.prompt_token_ids).tolist())
     steps.add(key, work.sampling.max_tokens, pieces.put_nowait, lambda: pieces.put_nowait(None))
     try:
         while (piece := await pieces.get()) is not None:
@@ -274,7 +275,7 @@ def make_app(source: Source) -> Any:
             body += message.get("body", b"")
             more = message.get("more_body", False)
         asked = json.loads(body)
-        work = WorkRequest(prompt_token_ids=asked["prompt"])
+        work = WorkRequest(prompt_token_ids=pack(asked["prompt"]))
         work.sampling.max_tokens = asked["max_tokens"]
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

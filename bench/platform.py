@@ -145,10 +145,10 @@ def _measure(
                 answer = ours.run(path)
                 ours.freeze()
             else:
-                before = _cpu_s(running)
+                before = cpu_s(running)
                 answer = asyncio.run(_replay(running, workload.load(path)))
                 used = {
-                    process: s - before.get(process, 0) for process, s in _cpu_s(running).items()
+                    process: s - before.get(process, 0) for process, s in cpu_s(running).items()
                 }
             found = Repetition.of(who, "", name, answer, 0.0)
             print(f"{name} {who}: {found.output_tok_per_s:.0f} tok/s", file=sys.stderr, flush=True)
@@ -160,7 +160,7 @@ def _measure(
                 yield found
 
 
-def _cpu_s(running: Running) -> dict[tuple[int, str], float]:
+def cpu_s(running: Running) -> dict[tuple[int, str], float]:
     """Processor seconds of the client and of each of the platform's processes, so far."""
     found = {(os.getpid(), "client"): sum(os.times()[:2])}
     up = psutil.Process(running.pid)

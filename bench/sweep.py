@@ -26,14 +26,14 @@ import numpy as np
 
 from bench.result_file import checkpoint_folder, result_file
 from kernels.sampling import SAMPLING
-from services.worker.engine import wire
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.messages import Request, Sampling
 from services.worker.engine.plan import Collected, StepPlan
+from services.worker.engine.process import wire
 
 if TYPE_CHECKING:
     from services.worker.engine.engine import Engine
-    from services.worker.engine.runner import Runner, Ticket
+    from services.worker.engine.runners.runner import Runner, Ticket
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4000)
@@ -76,12 +76,12 @@ def _told(points: Iterator[dict[str, float]]) -> Iterator[dict[str, float]]:
 
 def costs(model: Path) -> Iterator[dict[str, float]]:
     """Seconds of a decode step for each batch and context that the model has."""
-    from services.worker.engine.runner import make_runner
+    from services.worker.engine.runners.making import make_runner
 
     blocks = max(BATCHES) * -(-max(CONTEXTS) // BLOCK)
     config = EngineConfig(str(model), num_blocks=blocks, block_size=BLOCK, threads=_threads())
     runner = make_runner(config)
-    _fill(runner)
+    fill(runner)
     for context in (c for c in CONTEXTS if c <= runner.info.max_model_len):
         for batch in BATCHES:
             step_s = _median_s(runner, decode_plan(batch, context))
@@ -106,13 +106,13 @@ def decode_plan(batch: int, context: int) -> StepPlan:
     )
 
 
-def _fill(runner: "Runner") -> None:
-    """Pages of zeros that nobody wrote would all be one page in the cache."""
-    narrow = runner.info.dtype == "bfloat16"
-    count = runner.info.kv_bytes_per_block // (2 if narrow else 4)
+def fill(runner: "Runner") -> None:
+    """Pages of zeros that nobody wrote would all be one page in the cache. Finite numbers in any
+    format, scales too."""
+    count = runner.info.kv_bytes_per_block // 2
     numbers = np.random.default_rng(0).normal(size=count).astype(np.float32)
-    # A bfloat16 is the upper half of a float32.
-    content = (numbers.view(np.uint32) >> 16).astype(np.uint16) if narrow else numbers
+    # A bfloat16 is the upper half of a float32, and two of them are one.
+    content = (numbers.view(np.uint32) >> 16).astype(np.uint16)
     for block in range(runner.info.num_blocks):
         runner.cache.write([block], content.tobytes())
 

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Collection
 from importlib import import_module
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from services.common.redis import connect
 from services.common.service import Host, Service
 from services.common.start_failures import StartFailure, tell
 from services.common.transport import host_port
+from services.placing import on_nodes, spread
 from services.post import Post
 
 log = logging.getLogger(__name__)
@@ -251,8 +251,8 @@ def _services(
 
     def deployment(service: str, *following: Any) -> Any:
         replicas, ray = settings.replicas_of(service), settings.of_service(service).ray
-        post, most = Post.of(service, told), _on_one_node(replicas, ray, nodes)
-        return _deployment(service, post, settings, replicas, ray, most, *following)
+        post, place = Post.of(service, told), on_nodes(replicas, ray, nodes)
+        return _deployment(service, post, settings, replicas, place, *following)
 
     router, retrieval = deployment("router"), deployment("retrieval")
     if not gateways:
@@ -267,17 +267,9 @@ def _model(settings: Settings, told: Settings | None, spec: ModelSpec, nodes: in
         own = settings.of_worker(spec, role).worker
         post = Post.of("worker", told, spec, role)
         name = f"{role}-{spec.name}"
-        most = _on_one_node(own.replicas, own.ray, nodes)
-        chain = (_deployment(name, post, settings, own.replicas, own.ray, most, *chain),)
+        place = spread(own) if own.is_spread else on_nodes(own.replicas, own.ray, nodes)
+        chain = (_deployment(name, post, settings, own.replicas, place, *chain),)
     return chain[0]
-
-
-def _on_one_node(replicas: int, ray: RayOptions, nodes: int) -> int | None:
-    """How many replicas of a deployment one of `nodes` may have, so that the loss of one leaves
-    others. Those that ask for resources go where these are; Serve spreads them as it can."""
-    if nodes <= 1 or ray.asks_for_something:
-        return None
-    return min(ceil(replicas / nodes), 100)  # of which 100 are Serve's most
 
 
 def _deployment(
@@ -285,15 +277,13 @@ def _deployment(
     post: Post,
     settings: Settings,
     replicas: int,
-    ray: RayOptions,
-    on_one_node: int | None,
+    place: dict[str, Any],
     *following: Any,
 ) -> Any:
     deployment: Any = serve.deployment(
         name=name,
         num_replicas=replicas,
-        max_replicas_per_node=on_one_node,  # type: ignore[arg-type]  # None is Serve's default
-        ray_actor_options=ray.model_dump(),
+        **place,
         health_check_period_s=1,
         health_check_timeout_s=5,
         # Serve must outwait the drain, or it would cut the streams that still run.

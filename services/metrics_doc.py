@@ -10,9 +10,9 @@ from typing import Any
 DOCUMENT = Path(__file__).parents[1] / "docs" / "metrics.md"
 _MODULES = {
     "Every service": (
-        "common.metrics",
+        "common.telemetry.metrics",
         "common.transport",
-        "common.certificates",
+        "common.locks.certificates",
         "common.policy.metrics",
     ),
     "Gateway": ("gateway.metrics",),

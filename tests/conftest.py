@@ -9,12 +9,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import asyncio
 import signal
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
 from redis.crc import key_slot
 
@@ -32,6 +34,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # No test may depend on how fast a busy machine is, generated inputs included.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that Ray's processes have, whose timers and transports are not asyncio's."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.hookimpl(optionalhook=True)

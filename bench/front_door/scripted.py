@@ -7,6 +7,7 @@ import argparse
 import asyncio
 
 import grpc
+import uvloop
 
 from bench.front_door.engine import TEXT, Engine, number_in, serve_left
 from bench.link_hops import announce, terminated
@@ -14,9 +15,9 @@ from protos import tokenizer_pb2, tokenizer_pb2_grpc
 from protos.common_pb2 import FINISH_LENGTH, Usage
 from protos.tokenizer_pb2 import PromptPlan, PromptRequest, TextDelta
 from services.common.config import Settings
-from services.common.content import text_of
 from services.common.link import LinkCall, LinkServer
 from services.common.service import Host, Service
+from services.common.text.content import text_of
 
 _AT_ONCE = 16_384
 
@@ -83,4 +84,4 @@ async def _serve(pace: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pace", type=float, default=100.0, help="tokens a second of each stream")
-    asyncio.run(_serve(parser.parse_args().pace))
+    uvloop.run(_serve(parser.parse_args().pace))

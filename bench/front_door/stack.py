@@ -22,7 +22,7 @@ import psutil
 
 from bench.front_door.engine import WINDOW
 from bench.links import Child
-from services.common.checkpoint import digest, text_digest
+from services.common.checkpoints.checkpoint import digest, text_digest
 from services.common.children import dying_with_parent
 from services.common.config import Settings
 from services.common.discovery import Directory, Replica

@@ -79,6 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measure(run: Run, on: Any) -> None:
     from bench.gpu import engine, kernels
+    from services.worker.engine.config import KV_FORMATS, QUANTIZATIONS
 
     for number, each in enumerate(kernels.run(on)):
         run.attempt(f"kernel {number}", "kernels", each)
@@ -87,11 +88,15 @@ def _measure(run: Run, on: Any) -> None:
         with engine.checkpoint(shape, on) as folder:
             if shape is shapes[0]:
                 run.result["agreement"] = asdict(engine.agreement(folder, on))
-            for kv_dtype in ("auto", "fp8"):
-                made = engine.engine(folder, on, kv_dtype=kv_dtype)
+            formats: list[dict[str, str]] = [{"kv_format": name} for name in KV_FORMATS]
+            if shape is not engine.QWEN3_600M:
+                few_bits = ("int4",) if on.is_dry else QUANTIZATIONS[1:]
+                formats += [{"quantization": name} for name in few_bits]
+            for of_it in formats:
+                made = engine.engine(folder, on, **of_it)
                 loads = [engine.MIXED] if shape is engine.QWEN3_600M else engine.LOADS
                 for load in [engine.SMALL] if on.is_dry else loads:
-                    name = f"{load.name}, KV {kv_dtype}"
+                    name = f"{load.name}, {of_it}"
                     run.attempt(name, "engine", partial(engine.measure, made, load, on))
                 del made
 

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from bench.gpu.device import Device
-from bench.gpu.inputs import Heads, attention, samplings
+from bench.gpu.inputs import Heads, adapted, attention, few_bits, of_experts, samplings
 from kernels import reference
+from kernels.cpu.matrix import NARROW, Held
 from kernels.heads import QkNorm, Scores
 from kernels.kv_layer import KvLayer
-from kernels.triton import activation, embed, norm, rotary
+from kernels.triton import activation, embed, experts, linear, norm, rotary
 from kernels.triton.decode import Splits, decode
+from kernels.triton.deltas import add_deltas, rows_of
 from kernels.triton.prefill import prefill
 from kernels.triton.sampling import SamplerRoom, sample
-from services.worker.engine import sampler
+from services.worker.engine.runners import sampler
 
 TOLERANCE = 1e-2
 """Of bfloat16; an error of indexing is near 1."""
@@ -40,6 +42,15 @@ def run(device: Device) -> Iterator[Check]:
         yield from _attention(device.torch, heads, dry)
         yield from _rotary(device.torch, heads)
     yield from _rows(device.torch, 64 if dry else 4096)
+    for tokens in [3, 40] if dry else [1, 64, 4096]:
+        yield _experts(device.torch, tokens, dry)
+    for tokens in [1, 40] if dry else [1, 2, 16, 33, 128]:
+        for counts in [(5, 2)] if dry else [(128, 8), (8, 2), (60, 4)]:
+            yield from _routing(device.torch, tokens, *counts)
+    for rows in [3, 300] if dry else [1, 64, 256, 4096]:
+        yield _adapters(device.torch, rows, dry)
+    for held in NARROW:
+        yield from _few_bits(device.torch, held, dry)
     yield from _sampling(device.torch, 2 if dry else 64, 1100 if dry else 128256)
 
 
@@ -117,6 +128,81 @@ def _rows(device: torch.device, width: int) -> Iterator[Check]:
     expected_rows = x[ids.long()]
     expected_rows[4], ids[4] = x[3], -2
     yield _compared("embed", embed.embed(ids, last, x), expected_rows, most=0)
+
+
+def _experts(device: torch.device, tokens: int, dry: bool) -> Check:
+    count, chosen, width, inner = (4, 2, 80, 32) if dry else (128, 8, 2048, 768)
+    # The interpreter cuts off where a GPU rounds: each of three products.
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    case = of_experts(tokens, count, chosen, width, inner, device, dtype)
+    shares, groups = experts.routed(case.logits, chosen, normed=True)
+    y = experts.of_experts(case.x, case.gate_up, groups, chosen)
+    y = experts.of_experts(activation.silu_and_mul(y), case.down, groups, chosen=0)
+    x, gate_up, down = (one.float() for one in (case.x, case.gate_up, case.down))
+    expected = reference.mixed(x, gate_up, down, *reference.route(case.logits, chosen, normed=True))
+    return _compared(f"experts, {tokens} tokens", experts.mix(y, groups, shares), expected)
+
+
+def _routing(device: torch.device, tokens: int, count: int, chosen: int) -> Iterator[Check]:
+    """Of logits many of which are equal; choices and tiles are what torch makes of them."""
+    logits = (torch.randn(tokens, count, device=device) * 4).round() / 4
+    for normed in (False, True):
+        name = f"routing, {tokens} tokens, {chosen} of {count}{', normed' * normed}"
+        shares, found = experts.routed(logits, chosen, normed)
+        wanted, ids = reference.route(logits, chosen, normed)
+        yield _compared(f"{name}, shares", shares, wanted, most=1e-5)
+        expected = experts.grouped(ids, count)
+        needed = expected.experts < count
+        differ = [
+            *(getattr(found, part) != getattr(expected, part) for part in _OF_CHOICES),
+            *((getattr(found, part) != getattr(expected, part))[needed] for part in _OF_TILES),
+        ]
+        yield Check(f"{name}, choices", float(torch.cat(differ).float().mean()), 0)
+
+
+_OF_CHOICES, _OF_TILES = ("order", "places", "experts"), ("first", "end")
+
+
+def _few_bits(device: torch.device, held: Held, dry: bool) -> Iterator[Check]:
+    """Of few rows, in splits, and of many; of experts; of an embedding. Sizes fill no tile."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    n, k = (40, 128) if dry else (1000, 4096)
+    matrix = few_bits(held, n, k, device, dtype)
+    for rows in [3] if dry else [1, 16, 30, 64, 100, 700]:
+        x = torch.randn(rows, k, device=device).to(dtype)
+        bias = torch.randn(n, device=device).to(dtype)
+        expected = reference.narrow_linear(x.float(), matrix, bias)
+        yield _compared(f"{held}, {rows} rows", linear.linear(x, matrix, bias), expected)
+    if held == "w8a8":
+        return
+    count, chosen, width, inner = (3, 2, 128, 128) if dry else (16, 2, 1024, 512)
+    gate_up = few_bits(held, count * 2 * inner, width, device, dtype)
+    down = few_bits(held, count * width, inner, device, dtype)
+    for rows in [3] if dry else [1, 500]:
+        x = torch.randn(rows, width, device=device).to(dtype)
+        logits = torch.randn(rows, count, device=device)
+        shares, groups = experts.routed(logits, chosen, normed=True)
+        y = experts.of_experts(x, gate_up, groups, chosen)
+        y = experts.of_experts(activation.silu_and_mul(y), down, groups, chosen=0)
+        up, out = (one.rows().unflatten(0, (count, -1)) for one in (gate_up, down))
+        routed = reference.route(logits, chosen, normed=True)
+        expected = reference.mixed(x.float(), up, out, *routed)
+        found = experts.mix(y, groups, shares)
+        yield _compared(f"{held}, experts, {rows} tokens", found, expected)
+    ids = torch.randint(0, n, (50,), device=device, dtype=torch.int32)
+    rows_of_it = matrix.rows(ids.long())
+    yield _compared(f"{held}, embed", embed.embed(ids, ids, matrix), rows_of_it)
+
+
+def _adapters(device: torch.device, rows: int, dry: bool) -> Check:
+    inner, widths = (40, (48, 24, 24)) if dry else (4096, (4096, 1024, 1024))
+    # The interpreter cuts off where a GPU rounds: twice.
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    case = adapted(rows, 2 if dry else 8, 20, inner, widths, device, dtype)
+    expected = case.y.to(torch.float32, copy=True)
+    reference.add_deltas(expected, case.x, case.places, case.exact)
+    add_deltas(case.y, case.x, rows_of(case.places), case.found)
+    return _compared(f"adapters, {rows} rows", case.y, expected)
 
 
 def _sampling(device: torch.device, rows: int, vocab: int) -> Iterator[Check]:

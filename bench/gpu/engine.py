@@ -19,7 +19,7 @@ from bench.gpu.kernels import Measured
 from services.worker.engine import EngineConfig, Request, Sampling
 from services.worker.engine.engine import Engine
 from services.worker.engine.models.registry import read_config
-from services.worker.engine.weights import shapes
+from services.worker.engine.weights.weights import shapes
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ QWEN3_600M = {
 }
 TINY = {
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 128,
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -114,6 +114,7 @@ def engine(folder: Path, device: Device, **settings: Any) -> Engine:
         }
     config: dict[str, Any] = {"kernels": "triton", "device": device.torch.type}
     config["prefix_caching"] = False  # each load computes all of its prompts
+    config["max_adapters"] = 0
     return Engine(EngineConfig(model=str(folder), **(config | size | settings)))
 
 
@@ -140,7 +141,9 @@ def measure(engine: Engine, load: Load, device: Device) -> Measured:
     read += (max(output for _, output in sizes) - 1) * info.parameter_bytes
     operations = 2 * info.num_parameters * sum(prompt for prompt, _ in sizes)
     floor = read / device.bytes_per_s + operations / device.flops_per_s
-    name = f"{load.name}, KV {info.kv_format}: {generated / took:.0f} tokens/s out"
+    weights = engine.config.quantization
+    formats = f"weights {weights}, KV {info.kv_format}"
+    name = f"{load.name}, {formats}: {generated / took:.0f} tokens/s out"
     return Measured(name, took, floor)
 
 

@@ -4,11 +4,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.cpu.matrix import Held
+from kernels.deltas import Delta
 from kernels.kv_layer import KvLayer
 from kernels.paged_batch import PagedBatch, tiles_of
 from kernels.sampling import SAMPLING
+from kernels.triton import deltas
+from kernels.triton.deltas import Deltas
+from kernels.triton.matrix import NarrowMatrix
 from kernels.triton.prefill import queries_per_tile
 
 BLOCK_SIZE = 16
@@ -77,6 +83,98 @@ def attention(
     scales = torch.rand(shape, device=device) / 100
     stored = (values.float().clamp(-4, 4) * 100).to(torch.float8_e4m3fn)
     return Attention(q, KvLayer(stored, scales), batch)
+
+
+@dataclass(frozen=True)
+class Experts:
+    x: Tensor
+    logits: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+def of_experts(
+    tokens: int,
+    count: int,
+    chosen: int,
+    width: int,
+    inner: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Experts:
+    """Rows, which choose by chance, and weights. What nobody chose is NaN."""
+
+    def made(*shape: int) -> Tensor:
+        found = torch.randn(shape, device=device, dtype=dtype)
+        return found.mul_(shape[-1] ** -0.5)
+
+    logits = torch.randn(tokens, count, device=device)
+    nobodys = torch.ones(count, dtype=torch.bool, device=device)
+    nobodys[logits.topk(chosen).indices.unique()] = False
+    gate_up, down = made(count, 2 * inner, width), made(count, width, inner)
+    gate_up[nobodys], down[nobodys] = torch.nan, torch.nan
+    return Experts(made(tokens, width), logits, gate_up, down)
+
+
+@dataclass(frozen=True)
+class Adapted:
+    x: Tensor
+    y: Tensor
+    places: Tensor
+    """Of rows."""
+    found: Deltas
+    exact: dict[int, list[Delta]]
+    """The same."""
+    matrices: list[Tensor]
+    """What both are of."""
+
+
+def adapted(
+    rows: int,
+    count: int,
+    rank: int,
+    inner: int,
+    widths: tuple[int, ...],
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Adapted:
+    """Rows that have one of `count` adapters, in turn, or every ninth none."""
+
+    def made(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, dtype=dtype).mul_(shape[-1] ** -0.5)
+
+    table = torch.zeros(count, deltas.PARTS, deltas.FIELDS, dtype=torch.int64)
+    exact: dict[int, list[Delta]] = {place: [] for place in range(count)}
+    kept = []
+    for place in range(count):
+        for part, width in enumerate(widths):
+            pair = [made(rank, size) for size in (inner, width)]
+            held = [F.pad(one, (0, deltas.aligned(one.shape[1]) - one.shape[1])) for one in pair]
+            table[place, part, :3] = torch.tensor([*(one.data_ptr() for one in held), rank])
+            exact[place].append(Delta(sum(widths[:part]), *pair))
+            kept += held
+    turns = torch.arange(rows, device=device, dtype=torch.int32) % 9
+    return Adapted(
+        x=made(rows, inner),
+        y=made(rows, sum(widths)),
+        places=torch.where(turns < 8, turns % count, -1),
+        found=Deltas(table.to(device), widths, rank, count),
+        exact=exact,
+        matrices=kept,
+    )
+
+
+def few_bits(
+    held: Held, n: int, k: int, device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> NarrowMatrix:
+    """Numbers of all values, and scales that keep products near 1."""
+    found = NarrowMatrix.empty(held, n, k, dtype, device)
+    found.numbers.random_(0, 256)
+    most = {"int4": 8, "int4_zeros": 16, "fp8": 480, "fp8_blocks": 480}.get(held, 128)
+    found.scales.uniform_(0.5, 1).mul_(k**-0.5 / most)
+    if found.zeros is not None:
+        found.zeros.random_(0, 16)
+    return found
 
 
 def samplings(rows: int, device: torch.device, **fields: float) -> tuple[np.ndarray, Tensor]:

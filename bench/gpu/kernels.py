@@ -5,12 +5,24 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from bench.gpu.device import Device, seconds
-from bench.gpu.inputs import Attention, Heads, attention, samplings
+from bench.gpu.inputs import (
+    Attention,
+    Heads,
+    adapted,
+    attention,
+    few_bits,
+    of_experts,
+    samplings,
+)
+from kernels import reference
+from kernels.cpu.matrix import NARROW, Held
 from kernels.heads import Scores
-from kernels.triton import activation, norm, rotary
+from kernels.triton import activation, experts, linear, norm, rotary
 from kernels.triton.decode import Splits, decode
+from kernels.triton.deltas import add_deltas, rows_of
 from kernels.triton.prefill import prefill
 from kernels.triton.sampling import SamplerRoom, sample
 
@@ -41,6 +53,21 @@ def run(device: Device) -> Iterator[Callable[[], Measured]]:
         yield partial(_add_norm, device, tokens, 64 if dry else 4096)
         yield partial(_silu_mul, device, tokens, 64 if dry else 14336)
         yield partial(_rotary, device, tokens, heads)
+    for tokens in [3] if dry else [1, 8, 64, 4096]:
+        yield partial(
+            _experts, device, tokens, (4, 2) if dry else (128, 8), (64, 32) if dry else (2048, 768)
+        )
+    for tokens in [3] if dry else [1, 16, 128]:
+        for by_torch in (False, True):
+            yield partial(_routing, device, tokens, by_torch)
+    for tokens, count in [(3, 2)] if dry else [(1, 1), (64, 1), (64, 8), (256, 8), (4096, 1)]:
+        for rank in [16] if dry else [16, 64]:
+            yield partial(
+                _adapters, device, tokens, count, rank, (64, 32) if dry else (4096, 14336)
+            )
+    for rows in [3] if dry else [1, 16, 64, 256, 4096]:
+        for held in ("", "int8") if dry else ("", *NARROW):
+            yield partial(_linear, device, rows, held, (64, 64) if dry else (6144, 4096))
     kinds: list[dict[str, float]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
@@ -116,6 +143,80 @@ def _rotary(device: Device, tokens: int, heads: Heads) -> Measured:
             qkv, tables, case.batch.positions, case.batch.slots, case.layer
         ),
         2 * qkv.nbytes,
+    )
+
+
+def _experts(
+    device: Device, tokens: int, counts: tuple[int, int], sizes: tuple[int, int]
+) -> Measured:
+    """Of Qwen3-30B-A3B a layer, of which tokens choose by chance."""
+    (count, chosen), (width, inner) = counts, sizes
+    case = of_experts(tokens, count, chosen, width, inner, device.torch)
+
+    def run() -> object:
+        shares, groups = experts.routed(case.logits, chosen, normed=True)
+        y = experts.of_experts(case.x, case.gate_up, groups, chosen)
+        y = experts.of_experts(activation.silu_and_mul(y), case.down, groups, chosen=0)
+        return experts.mix(y, groups, shares)
+
+    met = len(case.logits.topk(chosen).indices.unique())
+    return _timed(
+        device,
+        f"experts, {tokens} tokens, {chosen} of {count}",
+        run,
+        (case.gate_up.nbytes + case.down.nbytes) * met / count,
+        2 * 3 * width * inner * tokens * chosen,
+    )
+
+
+def _routing(device: Device, tokens: int, by_torch: bool) -> Measured:
+    """Of Qwen3-30B-A3B a layer's; its floor is one launch, which bytes are far below. By torch: as
+    prompts are, in some thirty."""
+    count, chosen = 128, 8
+    logits = torch.randn(tokens, count, device=device.torch).bfloat16()
+    number = torch.zeros(1, device=device.torch)
+
+    def of_torch() -> object:
+        shares, ids = reference.route(logits, chosen, normed=True)
+        return shares, experts.grouped(ids, count)
+
+    run = of_torch if by_torch else partial(experts.routed, logits, chosen, True)
+    name = f"routing, {tokens} tokens, {chosen} of {count}{', by torch' * by_torch}"
+    launch_s = seconds(number.zero_, device.torch)
+    return Measured(name, seconds(run, device.torch), launch_s)
+
+
+def _linear(device: Device, rows: int, held: Held, sizes: tuple[int, int]) -> Measured:
+    """Queries, keys and values; "" as stored, by torch. Operations are counted at bfloat16's rate,
+    so many rows of w8a8 may reach more than their floor."""
+    n, k = sizes
+    x = torch.randn(rows, k, device=device.torch).bfloat16()
+    moved = (rows * k + rows * n) * x.itemsize
+    name = f"linear, {rows} rows, {held or 'as stored'}"
+    if not held:
+        wide = torch.randn(n, k, device=device.torch).bfloat16()
+        run = partial(F.linear, x, wide)
+        return _timed(device, name, run, moved + wide.nbytes, 2 * rows * n * k)
+    matrix = few_bits(held, n, k, device.torch)
+    run = partial(linear.linear, x, matrix)
+    return _timed(device, name, run, moved + matrix.nbytes, 2 * rows * n * k)
+
+
+def _adapters(
+    device: Device, tokens: int, count: int, rank: int, sizes: tuple[int, int]
+) -> Measured:
+    """Of gate and up; their memory is read once, rows are sorted outside, once a step."""
+    inner, width = sizes
+    case = adapted(tokens, count, rank, inner, (width, width), device.torch)
+    rows = rows_of(case.places)
+    met = len({*case.places.tolist()} - {-1})
+    matrices = sum(one.nbytes for one in case.matrices) * met / count
+    return _timed(
+        device,
+        f"adapters, {tokens} tokens, {count} of rank {rank}",
+        lambda: add_deltas(case.y, case.x, rows, case.found),
+        matrices + case.x.nbytes + 2 * case.y.nbytes,
+        2 * 2 * rank * (inner + width) * tokens,
     )
 
 

@@ -48,7 +48,7 @@ def _arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--peers", nargs="*", choices=contestants.PEERS, default=list(contestants.PEERS))
-    add("--models", nargs="+", choices=list(checkpoints.SHAPES), default=list(checkpoints.SHAPES))
+    add("--models", nargs="+", choices=("S", "M"), default=("S", "M"))
     add("--workloads", nargs="+", choices=workloads.WORKLOADS, default=list(workloads.WORKLOADS))
     add("--repetitions", type=int, default=3)
     add("--folder", type=Path, default=Path(".peers"), help="of environments, models and logs")

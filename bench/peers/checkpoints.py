@@ -53,6 +53,7 @@ class Shape:
 SHAPES = {
     "S": Shape(hidden=768, layers=12, heads=12, kv_heads=4, intermediate=2048),
     "M": Shape(hidden=2048, layers=22, heads=32, kv_heads=4, intermediate=5632),
+    "M4": Shape(hidden=2048, layers=4, heads=32, kv_heads=4, intermediate=5632),
 }
 
 

@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerFast
 from bench.prediction.chats import Asked, Search, chats, query
 from protos.common_pb2 import Message, Passage
 from protos.tokenizer_pb2 import Chat
-from services.common.content import said as message
-from services.tokenizer.encode import PromptEncoder
-from services.tokenizer.models import ServedModel
-from services.tokenizer.template import ChatTemplate
+from services.common.text.content import said as message
+from services.tokenizer.checkpoints.models import ServedModel
+from services.tokenizer.prompts.encode import PromptEncoder
+from services.tokenizer.templates.template import ChatTemplate
 from services.tokenizer.warming.known import known
 
 BLOCK = 16  # tokens
@@ -79,7 +79,8 @@ class Bed:
         self.encoder = PromptEncoder(self._tokenizer)
 
     def prompt(self, messages: Sequence[Message], passages: Sequence[Passage]) -> list[int]:
-        return list(self.encoder.encode(self.template.render(messages, passages)).ids)
+        ids: list[int] = self.encoder.encode(self.template.render(messages, passages)).ids.tolist()
+        return ids
 
     def messages(self, turns: Sequence[Asked], question: str) -> list[Message]:
         """The chat up to the question, as its client sends it."""

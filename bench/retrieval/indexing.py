@@ -6,14 +6,11 @@ fill files of 50 pages each.
 
 import argparse
 import asyncio
-from itertools import cycle, islice
 from typing import Any
 
 from bench.retrieval.made import made
-from bench.retrieval.pdf import pages_of, pdf
+from bench.retrieval.pdf import pdfs
 from bench.retrieval.served import File, file_of, served
-
-_PAGES_A_FILE = 50
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,10 +25,11 @@ def run(given: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 async def _run(given: argparse.Namespace) -> list[dict[str, Any]]:
-    texts = [file_of(one) for one in made().documents]
+    texts = [file_of(one) for one in made().documents[: given.documents]]
+    pages = [File(f"pdf-{n}", f"Pages {n}", one) for n, one in enumerate(pdfs(given.pages))]
     found = []
     async with served() as service:
-        for kind, files in {"text": texts[: given.documents], "PDF": _pdfs(given.pages)}.items():
+        for kind, files in {"text": texts, "PDF": pages}.items():
             await service.index(f"{kind}, warm", files[:1])
             before = service.cpu_s()
             chunks, seconds = await service.index(kind, files)
@@ -46,15 +44,6 @@ async def _run(given: argparse.Namespace) -> list[dict[str, Any]]:
                 }
             )
     return found
-
-
-def _pdfs(count: int) -> list[File]:
-    """The texts come again when there are no more of them."""
-    pages = list(islice(pages_of(cycle(one.text for one in made().documents)), count))
-    return [
-        File(f"pdf-{start}", f"Pages {start}", pdf(pages[start : start + _PAGES_A_FILE]))
-        for start in range(0, count, _PAGES_A_FILE)
-    ]
 
 
 def _table(found: list[dict[str, Any]]) -> list[str]:

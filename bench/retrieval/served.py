@@ -18,9 +18,10 @@ from protos import retrieval_pb2 as pb
 from services.common.config import RetrievalSettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.service import Host
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.common.transport import Transport
 from services.common.unary import call
+from services.retrieval.index import edge_process
 from services.retrieval.pipeline import Parts
 from services.retrieval.server import RetrievalService
 
@@ -80,9 +81,10 @@ class Served:
         stages = {one.name: one.duration_ns / 1e9 for one in record.spans}
         return Searched(list(reply.passages), stages)
 
-    def memory(self) -> int:
-        """Bytes that this process and those it started hold for themselves."""
-        return sum(process.memory_full_info().uss for process in _processes())
+    def store_memory(self) -> int:
+        """Bytes that the embedded store's process holds for itself."""
+        (store,) = (one for one in _processes() if edge_process.__name__ in one.cmdline())
+        return int(store.memory_full_info().uss)
 
     def cpu_s(self) -> float:
         """That they have spent so far."""
@@ -108,14 +110,14 @@ def _processes() -> list[psutil.Process]:
 
 
 @asynccontextmanager
-async def served(**settings: Any) -> AsyncIterator[Served]:
-    """With an empty store, gone at the end; `settings` are retrieval's own."""
+async def served(kept: Path | None = None, **settings: Any) -> AsyncIterator[Served]:
+    """With an empty store, gone at the end, or with that of the folder `kept`; `settings` are
+    retrieval's own."""
     patient = {"timeout_s": _PATIENCE_S, "index_timeout_s": _PATIENCE_S}
     own = RetrievalSettings.model_validate(patient | settings)
-    with tempfile.TemporaryDirectory() as folder, EmbeddedRedis() as redis:
-        all_ = Settings(
-            redis_url=redis.url, data_dir=Path(folder), namespace="bench", retrieval=own
-        )
+    with tempfile.TemporaryDirectory() as own_folder, EmbeddedRedis() as redis:
+        folder = kept or Path(own_folder)
+        all_ = Settings(redis_url=redis.url, data_dir=folder, namespace="bench", retrieval=own)
         host = Host(RetrievalService, all_)
         replica = await host.start()
         try:
@@ -123,6 +125,6 @@ async def served(**settings: Any) -> AsyncIterator[Served]:
                 assert isinstance(host.service, RetrievalService)
                 assert host.service.parts is not None
                 stub = retrieval_pb2_grpc.RetrievalStub(channel)
-                yield Served(host.service.parts, stub, Path(folder))
+                yield Served(host.service.parts, stub, folder)
         finally:
             await host.stop(grace_s=0)

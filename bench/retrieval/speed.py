@@ -3,11 +3,15 @@
 Passages and vectors are mixtures of the made set's own: as far apart as real ones, and as many as
 are asked for without hours of embedding. They go straight into the store; searches go the whole
 way, one after the other. The wall's times want a quiet machine, processor time holds on any.
+
+A store of its own in `--folder` stays, and grows where it was left: a million can be written beside
+other work, and searched when the machine is quiet.
 """
 
 import argparse
 import asyncio
 import sys
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -41,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--vectors", type=int, nargs="+", default=[10_000, 100_000], help="a million takes an hour")
     add("--searches", type=int, default=300, help="of each way of ranking, at each size")
     add("--rankings", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
+    add("--without-tokens", action="store_true", help="no token vectors are stored")
+    add("--folder", type=Path, help="of the store, which stays (default: one that goes)")
 
 
 def run(given: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
@@ -52,17 +58,16 @@ async def _run(given: argparse.Namespace) -> list[dict[str, Any]]:
     asked = made()
     questions = [one.text for one in asked.questions[: given.searches]]
     found: list[dict[str, Any]] = []
-    async with served() as service:
+    async with served(given.folder) as service:
         texts = [part for one in asked.documents for part in one.text.split("\n\n")]
-        passages = _Mixed(service, texts[:_REAL])
+        passages = _Mixed(service, texts[:_REAL], with_tokens=not given.without_tokens)
         await passages.read()
-        empty = service.memory()
         for size in sorted(given.vectors):
             spent = await passages.grow(size)
             told = {
                 "vectors": size,
                 "written_cpu_s": spent,
-                "memory_bytes_per_vector": (service.memory() - empty) / size,
+                "memory_bytes_per_vector": service.store_memory() / size,
                 "disk_bytes_per_vector": _on_disk(service) / size,
             }
             for ranking in given.rankings:
@@ -93,14 +98,12 @@ async def _searched(service: Served, questions: list[str], ranking: str) -> dict
 class _Mixed:
     """Passages made of a few real ones, as many as are wanted."""
 
-    def __init__(self, service: Served, texts: list[str]) -> None:
+    def __init__(self, service: Served, texts: list[str], *, with_tokens: bool) -> None:
         self._service = service
         self._texts = texts
-        self._draw = Random(_SEED)
-        self._numbers = np.random.default_rng(_SEED)
+        self._with_tokens = with_tokens
         self._vectors = np.empty((0, 0), np.float32)
         self._tokens: list[np.ndarray] = []
-        self._stored = 0
 
     async def read(self) -> None:
         read = self._service.parts.model.reader
@@ -112,32 +115,39 @@ class _Mixed:
     async def grow(self, size: int) -> float:
         """To so many; returns the processor seconds that it took."""
         before = self._service.cpu_s()
-        while self._stored < size:
-            count = min(_PER_DOCUMENT, size - self._stored)
-            collection = _OTHER if self._draw.random() < 0.1 else _COLLECTION
-            pairs = [self._draw.sample(range(len(self._texts)), 2) for _ in range(count)]
-            chunks = [self._chunk(*pair) for pair in pairs]
-            store, vectors = self._service.parts.store, self._mixed(pairs)
-            part = {"part": AttributeValue(number=self._stored // _PER_DOCUMENT % _PARTS)}
-            draft = await store.draft(TENANT, collection, f"d{self._stored}", attributes=part)
-            tokens = [self._packed(*pair) for pair in pairs]
-            await store.put(draft, range(count), chunks, vectors, count, tokens)
-            await store.publish(draft, count)
-            self._stored += count
-            if self._stored % (20 * _PER_DOCUMENT) == 0:
-                _say(f"{self._stored} vectors")
+        for start in range(0, size, _PER_DOCUMENT):
+            await self._write(start, min(_PER_DOCUMENT, size - start))
+            if start % (20 * _PER_DOCUMENT) == 0:
+                _say(f"{start} vectors")
         return self._service.cpu_s() - before
 
-    def _chunk(self, one: int, other: int) -> Chunk:
-        text = f"{self._texts[one]} {self._texts[other]} {self._draw.randrange(10**6)}"
+    async def _write(self, start: int, count: int) -> None:
+        """A document, of which nothing but its place follows from those before: what is stored is
+        not drawn anew."""
+        draw, numbers = Random(_SEED + start), np.random.default_rng(_SEED + start)
+        collection = _OTHER if draw.random() < 0.1 else _COLLECTION
+        part = {"part": AttributeValue(number=start // _PER_DOCUMENT % _PARTS)}
+        store, document = self._service.parts.store, (TENANT, collection, f"d{start}")
+        if await store.whole(*document) == count:
+            return
+        draft = await store.draft(*document, attributes=part)
+        pairs = [draw.sample(range(len(self._texts)), 2) for _ in range(count)]
+        chunks = [self._chunk(a, b, draw.randrange(10**6)) for a, b in pairs]
+        vectors = self._mixed(pairs, numbers)
+        tokens = [self._packed(*pair) for pair in pairs] if self._with_tokens else None
+        await store.put(draft, range(count), chunks, vectors, count, tokens)
+        await store.publish(draft, count)
+
+    def _chunk(self, one: int, other: int, number: int) -> Chunk:
+        text = f"{self._texts[one]} {self._texts[other]} {number}"
         return Chunk("Notes", text, 0, len(text), 32)
 
     def _packed(self, one: int, other: int) -> str:
         return packed(np.concatenate([self._tokens[one], self._tokens[other]]))
 
-    def _mixed(self, pairs: list[list[int]]) -> np.ndarray:
+    def _mixed(self, pairs: list[list[int]], numbers: np.random.Generator) -> np.ndarray:
         first, second = (self._vectors[[pair[n] for pair in pairs]] for n in (0, 1))
-        noise = self._numbers.standard_normal(first.shape, np.float32) / first.shape[1] ** 0.5
+        noise = numbers.standard_normal(first.shape, np.float32) / first.shape[1] ** 0.5
         mixed = first + _MIXED * second + _MIXED * noise
         unit: np.ndarray = mixed / np.linalg.norm(mixed, axis=1, keepdims=True)
         return unit

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.config import Section, Settings, WorkerSettings
-from services.common.config.models import NOT_OVERRIDDEN, OF_BOTH_POOLS
+from services.common.config.models import NOT_OVERRIDDEN, OF_BOTH_POOLS, ModelSpec
 from services.common.policy.schema import PolicySpec
 
 DOCUMENT = Path(__file__).parent / "penstock/values.schema.json"
@@ -41,6 +41,7 @@ def definitions() -> dict[str, Schema]:
     return {
         "settings": _object(_variables()),
         "policy": _object(_properties(PolicySpec.model_json_schema())),
+        "adaptersOfModel": _properties(ModelSpec.model_json_schema())["adapters"],
         "workerOfModel": _object(of_model),
         "workerOfPool": _object(of_pool),
     }
@@ -87,6 +88,9 @@ def _plain(schema: Schema, known: dict[str, Schema]) -> Schema:
         made["items"] = _plain(schema["items"], known)
     if "properties" in schema:
         made["properties"] = {n: _plain(own, known) for n, own in schema["properties"].items()}
+    if patterns := schema.get("patternProperties"):  # of names that have a form
+        made["patternProperties"] = {n: _plain(own, known) for n, own in patterns.items()}
+        made["additionalProperties"] = False
     match schema.get("additionalProperties"):
         case bool(open_):
             made["additionalProperties"] = open_

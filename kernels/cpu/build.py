@@ -29,7 +29,7 @@ _AVX512 = [*_X86_64_V3, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 FLAGS = {
     "avx2": _X86_64_V3,
     "avx512": _AVX512,
-    "avx512_bf16": [*_AVX512, "-mavx512bf16"],
+    "avx512_bf16": [*_AVX512, "-mavx512bf16", "-mavx512vnni"],
 }
 """By instruction set, the later ones the better."""
 

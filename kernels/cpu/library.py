@@ -4,12 +4,12 @@ import ctypes
 import functools
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from kernels.cpu.build import FLAGS, HERE, path_of
+from kernels.cpu.matrix import NARROW, Held
 
 _ROUNDING = HERE / "matrix.py"
 _NEEDS = {
@@ -17,6 +17,7 @@ _NEEDS = {
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"},
     "avx512_bf16": {
         "avx512_bf16",
+        "avx512_vnni",
         "avx512f",
         "avx512bw",
         "avx512vl",
@@ -55,16 +56,14 @@ class Library:
             pointer,
         )
         self.end_driver = _function(library.penstock_end_driver, [pointer], None)
-        self.scratch_bytes = _function(library.penstock_scratch_bytes, [ctypes.c_int] * 3, number)
+        self.scratch_bytes = _function(library.penstock_scratch_bytes, [ctypes.c_int] * 4, number)
         self.most_tokens = _function(library.penstock_most_tokens, [pointer], number)
         self._pack = _function(
             library.penstock_pack, [pointer, pointer, number, number, ctypes.c_int], None
         )
-        scaled = [pointer, pointer, pointer, number, number]
-        self._pack_scaled: dict[DTypeLike, Any] = {
-            np.dtype(np.int8): _function(library.penstock_pack_bytes, scaled, None),
-            np.dtype(np.uint8): _function(library.penstock_pack_nibbles, scaled, None),
-        }
+        self._pack_narrow = _function(
+            library.penstock_pack_narrow, [*[pointer] * 4, number, number, integer], None
+        )
 
     @property
     def name(self) -> str:
@@ -80,19 +79,25 @@ class Library:
 
     def pack(
         self,
-        rows: NDArray[np.generic],
+        held: Held,
         panels: NDArray[np.generic],
+        rows: NDArray[np.generic],
         scales: NDArray[np.floating] | None = None,
+        zeros: NDArray[np.uint8] | None = None,
     ) -> None:
-        """A matrix by rows, [n, k] of 1-, 2- or 4-byte elements, into panels (native/tile.h) of the
-        same (matrix.py's `elements_of`). `scales`: of rows of int8 or int4, as matrix.py's
-        `quantized` and `grouped` give both."""
+        """A matrix by rows, [n, k], into panels (matrix.py's `elements_of`): of 2- or 4-byte
+        elements, or numbers of a format of few bits, a byte each, with scales, as matrix.py's
+        `quantized` and `in_e4m3` ([n]) and `grouped` ([n, k / GROUP]) give both, or of e4m3 by
+        blocks, float32 [n, k / E4M3_GROUP], and zeros [n, k / GROUP]."""
         n, k = rows.shape
-        if scales is None:
-            self._pack(rows.ctypes.data, panels.ctypes.data, n, k, rows.itemsize)
-        else:
-            addresses = rows.ctypes.data, scales.ctypes.data, panels.ctypes.data
-            self._pack_scaled[rows.dtype](*addresses, n, k)
+        to = panels.ctypes.data
+        if not held:
+            self._pack(rows.ctypes.data, to, n, k, rows.itemsize)
+            return
+        assert scales is not None
+        of_groups = None if zeros is None else zeros.ctypes.data
+        given = rows.ctypes.data, scales.ctypes.data, of_groups
+        self._pack_narrow(*given, to, n, k, NARROW[held].weights)
 
 
 def _function(function, arguments, result):  # type: ignore[no-untyped-def]

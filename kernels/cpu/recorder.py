@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from kernels.cpu import structures as c
 from kernels.cpu.matrix import Matrix
 from kernels.heads import QkNorm, Scores
+from kernels.mixture import Mixture
 
 Floats = NDArray[np.float32]
+MEET = -1
+"""No operation of the kernels: Python's own, between two of them (`Program`)."""
 
 
 @dataclass(eq=False)
@@ -31,6 +34,8 @@ class Rows:
     """Of a norm or an activation: what it is of."""
     added: int = 0
     """Times that something was added to it. Of a norm or an activation: before it was taken."""
+    choices: int = 1
+    """So many for each of the step's rows: of experts (native/experts.h)."""
 
 
 class Recorder:
@@ -57,30 +62,49 @@ class Recorder:
 
     def linear(self, x: Rows, weights: Matrix) -> Rows:
         """x W^T + bias."""
+        return self._linear(x, weights)
+
+    def experts(self, x: Rows, mixture: Mixture[Matrix]) -> Rows:
+        """Of each row the sum of what its chosen experts make of it."""
+        inner, width = (m.n // mixture.experts for m in (mixture.gate_up, mixture.down))
+        beside: dict[str, Any] = {}
+        if shared := mixture.shared:
+            beside["shared_gate"] = self._linear(x, shared.gate)
+            y = self._linear(x, shared.gate_up)
+            beside["shared"] = self._linear(self.silu_mul(y), shared.down)
+        logits = self._linear(x, mixture.router)
+        self.ops.append({"kind": c.ROUTE, "source": logits, "target": logits, "mixture": mixture})
+        of_each = {"mixture": mixture, "choices": mixture.chosen}
+        y = self._product(c.EXPERTS, x, mixture.gate_up, inner, gathers=True, **of_each)
+        y = self._product(c.EXPERTS, self.silu_mul(y), mixture.down, width, **of_each)
+        return self._emit(
+            c.MIX, width, x.which, source=y, mixture=mixture, epilogue=c.PUT, **beside
+        )
+
+    def _linear(self, x: Rows, weights: Matrix) -> Rows:
+        return self._product(c.LINEAR, x, weights, weights.n)
+
+    def _product(self, kind: int, x: Rows, weights: Matrix, width: int, **fields: Any) -> Rows:
         if x.width != weights.k:
             raise ValueError(f"rows of {x.width} meet a matrix of {weights.k}")
         self._check_fresh(x)
-        return self._emit(
-            c.LINEAR,
-            weights.n,
-            x.which,
-            source=x.origin or x,
-            prelude=x.prelude,
-            matrix=weights,
-            epilogue=c.PUT,
-        )
+        fields |= {"source": x.origin or x, "prelude": x.prelude, "matrix": weights}
+        return self._emit(kind, width, x.which, epilogue=c.PUT, **fields)
 
     def add(self, x: Rows, y: Rows) -> Rows:
-        """x + y, where y is what the last `linear` gave, or the norm of rows; x is no more."""
+        """x + y, where y is what the last `linear` or `experts` gave, or the norm of rows; x is no
+        more."""
         op, (prelude, weight, epsilon) = self.ops[-1], y.prelude
         if prelude == c.NORM and x.width == y.width:
             self._check_fresh(y)
             fields = {"source": y.origin, "target": x, "norm": weight, "epsilon": epsilon}
             self.ops.append({"kind": c.ADD_NORM, **fields})
-        elif op["target"] is y and op["kind"] == c.LINEAR and x.width == y.width:
+        elif op["target"] is y and op["kind"] in (c.LINEAR, c.MIX) and x.width == y.width:
             op["target"], op["epilogue"] = x, c.ADD
         else:
-            raise ValueError("only what a linear just gave is added, to rows of its width")
+            raise ValueError(
+                "only what linears or experts just gave is added, to rows of its width"
+            )
         x.added += 1
         return x
 
@@ -125,7 +149,7 @@ class Recorder:
         if x.origin is not None and x.origin.added != x.added:
             raise ValueError("a norm or activation is of rows that were added to since")
 
-    def _emit(self, kind: int, width: int, which: int, **fields: Any) -> Rows:
-        rows = Rows(width, which)
+    def _emit(self, kind: int, width: int, which: int, choices: int = 1, **fields: Any) -> Rows:
+        rows = Rows(width, which, choices=choices)
         self.ops.append({"kind": kind, "target": rows, **fields})
         return rows

@@ -2,13 +2,17 @@
 
 import ctypes
 
-EMBED, LINEAR, ROTARY, ATTENTION, GATHER, SAMPLE, ADD_NORM, CAP, POOL = range(9)
+EMBED, LINEAR, ROTARY, ATTENTION, GATHER, SAMPLE, ADD_NORM, CAP, POOL, ROUTE, EXPERTS, MIX = range(
+    12
+)
 ALL, WANTED, SAMPLED = range(3)
 FLOATS, BF16_WEIGHTS, BF16_CACHE, BF16_PRODUCTS = range(4)
+AS_COMPUTED, KV_INT8, KV_FP8, KV_INT4 = range(4)
 PLAIN, NORM, SILU_MUL, GELU_MUL = range(4)
 PUT, ADD = range(2)
-AS_ROWS, INT8, INT4 = range(3)
+AS_ROWS, INT8, INT4, INT8_GROUPS, INT4_ZEROS, FP8, FP8_BLOCKS, W8A8 = range(8)
 OPERAND_PAD = 32
+DELTA_PARTS = 3
 
 
 class Matrix(ctypes.Structure):
@@ -35,12 +39,34 @@ class Scores(ctypes.Structure):
     _fields_ = [("scale", ctypes.c_float), ("cap", ctypes.c_float), ("window", ctypes.c_int)]
 
 
+class Delta(ctypes.Structure):
+    _fields_ = [
+        ("down", ctypes.c_void_p),
+        ("up", ctypes.c_void_p),
+        ("ranks", ctypes.c_int),
+        ("columns", ctypes.c_int * DELTA_PARTS),
+        ("part_ranks", ctypes.c_int * DELTA_PARTS),
+    ]
+
+
+class Mixture(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("experts", "chosen", "normed", "shared")),
+        ("groups", ctypes.c_void_p),
+    ]
+
+
+class Choices(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("ids", "shares", "order", "places")]
+
+
 class Op(ctypes.Structure):
     _fields_ = [
         ("kind", ctypes.c_int),
         ("prelude", ctypes.c_int),
         ("epilogue", ctypes.c_int),
         ("layer", ctypes.c_int),
+        ("group", ctypes.c_int),
         ("source", ctypes.c_int),
         ("target", ctypes.c_int),
         ("which", ctypes.c_int),
@@ -50,6 +76,9 @@ class Op(ctypes.Structure):
         ("factor", ctypes.c_float),
         ("turn", Turn),
         ("scores", Scores),
+        ("deltas", ctypes.c_void_p),
+        ("mixture", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("gathers", "shared", "shared_gate")),
     ]
 
 
@@ -60,6 +89,7 @@ class Buffer(ctypes.Structure):
 class Shape(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int) for name in ("heads", "kv_heads", "dim", "layers", "block_tokens")),
+        ("kv_format", ctypes.c_int),
     ]
 
 
@@ -74,6 +104,9 @@ class Program(ctypes.Structure):
         ("scratch", ctypes.c_void_p),
         ("scratch_bytes", ctypes.c_long),
         ("tiles", ctypes.c_void_p),
+        ("low", ctypes.c_void_p),
+        ("low_width", ctypes.c_int),
+        ("choices", Choices),
     ]
 
 
@@ -95,6 +128,8 @@ class Step(ctypes.Structure):
         ("top_logprobs", ctypes.c_void_p),
         ("top_width", ctypes.c_int),
         ("sampled_ids", ctypes.c_void_p),
+        ("adapters", ctypes.c_void_p),
+        ("ranks", ctypes.c_int),
     ]
 
 

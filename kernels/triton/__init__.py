@@ -7,6 +7,10 @@
     norm.py          root mean square norm, alone or with the addition before it
     rotary.py        normed and turned queries; such keys, and values, into the cache
     activation.py    silu(gate) * up, gelu(gate) * up
+    experts.py       products of rows with the experts that they chose
+    deltas.py        what adapters of low rank add to linears
+    linear.py        products of rows with a matrix of few bits; narrow.py their inner loop
+    matrix.py        how such a matrix lies
     sampling.py      the next tokens, without a sort; philox.py its noise
     numbers.py       what Triton's interpreter needs otherwise
     launch.py        what launches have in common

@@ -9,7 +9,7 @@ nothing of the row: its result does not depend on the rows it is computed with.
 import triton
 import triton.language as tl
 
-from kernels.triton.numbers import product
+from kernels.triton.numbers import numbers_of_4_bits, product
 
 
 @triton.jit
@@ -34,16 +34,18 @@ def attend(
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
     SCALED: tl.constexpr,
+    PACKED: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """Rows q [ROWS, PADDED] at `positions` [ROWS] over the tokens [start, end).
 
     keys: of the head in block 0; values lie `side_stride` further. SCALED: both are 8 bits wide and
-    have a factor for each token. `scale` is of the scores, times log2(e); where they are capped,
-    as log2(e) times CAP is, divided by the cap.
+    have a factor for each token. PACKED: so wide are two numbers of 4 bits. `scale` is of the
+    scores, times log2(e); where they are capped, as log2(e) times CAP is, divided by the cap.
     Gives the weighted sums [ROWS, PADDED], the weights' sums and the best scores, to base 2.
     """
-    dims = tl.arange(0, PADDED)
+    PER: tl.constexpr = 2 if PACKED else 1
+    dims = tl.arange(0, PADDED // PER)
     best = tl.full([ROWS], float("-inf"), tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     total = tl.zeros([ROWS, PADDED], tl.float32)
@@ -52,11 +54,15 @@ def attend(
         inside = (tokens >= start) & (tokens < end)
         block = tl.load(table + tokens // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
         offset = tokens % BLOCK_SIZE
-        places = block * block_stride + offset * DIM
+        places = block * block_stride + offset * (DIM // PER)
         # What lies outside of the stretch may be NaN, which a weight of zero would not silence.
-        mask = inside[:, None] & (dims[None, :] < DIM)
+        mask = inside[:, None] & (dims[None, :] < DIM // PER)
         k = tl.load(keys + places[:, None] + dims[None, :], mask=mask, other=0.0)
         v = tl.load(keys + side_stride + places[:, None] + dims[None, :], mask=mask, other=0.0)
+        if PACKED:
+            k, v = numbers_of_4_bits(k), numbers_of_4_bits(v)
+        if WIDE:  # the interpreter takes whole numbers for bfloat16's bits
+            k, v = k.to(tl.float32), v.to(tl.float32)
         scores = product(q, tl.trans(k.to(q.dtype)), WIDE) * scale
         if SCALED:
             at = scales + block * scales_block_stride + offset

@@ -17,6 +17,7 @@ from kernels.heads import Scores
 from kernels.kv_layer import KvLayer
 from kernels.paged_batch import PagedBatch
 from kernels.triton.attend import attend
+from kernels.triton.heads import mix_heads
 from kernels.triton.launch import INTERPRETED, power_of_two, scale_and_cap, tile
 from kernels.triton.merge import merge
 
@@ -53,6 +54,7 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
     SCALED: tl.constexpr,
+    PACKED: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     sequence, kv_head = tl.program_id(0), tl.program_id(1)
@@ -88,6 +90,7 @@ def decode_kernel(
             WINDOW,
             CAP,
             SCALED,
+            PACKED,
             WIDE,
         )
         place = (row * tl.num_programs(1) * GROUP + heads) * SPLITS + split
@@ -143,7 +146,7 @@ def decode(
 ) -> None:
     """Of the first `num_decodes` sequences; see `ops.paged_attention`."""
     count = batch.num_decodes
-    _, _, kv_heads, block_size, dim = layer.values.shape
+    (_, _, kv_heads, block_size, _), dim = layer.values.shape, layer.dim
     group = q.shape[1] // kv_heads
     most = splits.weights.shape[-1]
     scales = layer.values if layer.scales is None else layer.scales
@@ -172,8 +175,11 @@ def decode(
         WINDOW=scores.window,
         CAP=cap,
         SCALED=layer.scales is not None,
+        PACKED=layer.mixed,
         WIDE=INTERPRETED,
         num_warps=4,
         num_stages=3,
     )
     merge(out[:count], splits.parts, splits.weights, batch.lengths, splits.size)
+    if layer.mixed:
+        mix_heads(out[:count])

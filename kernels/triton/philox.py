@@ -1,4 +1,4 @@
-"""Noise by seed, position and token; services/worker/engine/sampler.py says of what kind."""
+"""Noise by seed, position and token; engine/runners/sampler.py says of what kind."""
 
 import triton
 import triton.language as tl

@@ -9,6 +9,7 @@ from kernels.heads import Scores
 from kernels.kv_layer import KvLayer
 from kernels.paged_batch import PagedBatch
 from kernels.triton.attend import attend
+from kernels.triton.heads import mix_heads
 from kernels.triton.launch import INTERPRETED, power_of_two, scale_and_cap, tile
 
 
@@ -41,6 +42,7 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     CAP: tl.constexpr,
     SCALED: tl.constexpr,
+    PACKED: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     which, kv_head = tl.program_id(0), tl.program_id(1)
@@ -83,6 +85,7 @@ def prefill_kernel(
         WINDOW,
         CAP,
         SCALED,
+        PACKED,
         WIDE,
     )
     y = total / weight[:, None]
@@ -100,7 +103,7 @@ def queries_per_tile(group: int) -> int:
 
 def prefill(out: Tensor, q: Tensor, layer: KvLayer, batch: PagedBatch, scores: Scores) -> None:
     """Of the sequences after the first `num_decodes`; see `ops.paged_attention`."""
-    _, _, kv_heads, block_size, dim = layer.values.shape
+    (_, _, kv_heads, block_size, _), dim = layer.values.shape, layer.dim
     group = q.shape[1] // kv_heads
     queries = queries_per_tile(group)
     scales = layer.values if layer.scales is None else layer.scales
@@ -130,7 +133,10 @@ def prefill(out: Tensor, q: Tensor, layer: KvLayer, batch: PagedBatch, scores: S
         WINDOW=scores.window,
         CAP=cap,
         SCALED=layer.scales is not None,
+        PACKED=layer.mixed,
         WIDE=INTERPRETED,
         num_warps=4,
         num_stages=2,
     )
+    if layer.mixed:
+        mix_heads(out[batch.num_decodes :])

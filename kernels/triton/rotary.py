@@ -1,21 +1,23 @@
 """What lies between the query-key-value product and attention, in one pass over its rows: the norm
 of queries and keys where a model has one, the turn by the position, and the way into the cache."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.heads import QkNorm
-from kernels.kv_layer import E4M3_MOST, KvLayer
+from kernels.kv_layer import FURTHEST, LEAST, KvLayer
+from kernels.triton.heads import mix_heads, store_4_bits
 from kernels.triton.launch import INTERPRETED, power_of_two
 from kernels.triton.norm import rms_norm_in_place
-from kernels.triton.numbers import to_e4m3
+from kernels.triton.numbers import nearest, to_e4m3
 
 _HEADS = 8
 """Of one program."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def rotary_kernel(
     qkv,
     qkv_stride,
@@ -43,6 +45,7 @@ def rotary_kernel(
     NORM: tl.constexpr,
     SCALED: tl.constexpr,
     MOST: tl.constexpr,
+    LEAST: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -88,12 +91,17 @@ def rotary_kernel(
     stored = mask & (heads >= Q_HEADS)[:, None]
     if SCALED:
         high = tl.maximum(tl.max(tl.abs(turned_a), 1), tl.max(tl.abs(turned_b), 1))
-        factor = tl.where(high > 0, high / MOST, 1.0)
+        high = tl.where(high < LEAST, MOST, high)
+        # Of what is no number none: in 8 bits there may be no other sign of it.
+        none = tl.sum(turned_a - turned_a, 1) + tl.sum(turned_b - turned_b, 1)
         at = block * scales_block_stride + side * scales_side_stride + kv_head * BLOCK_SIZE + offset
         there = (heads >= Q_HEADS) & (heads < Q_HEADS + 2 * KV_HEADS)
-        tl.store(scales + at, factor, mask=there)
-        turned_a = to_e4m3(turned_a / factor[:, None], WIDE)
-        turned_b = to_e4m3(turned_b / factor[:, None], WIDE)
+        tl.store(scales + at, high / MOST + none, mask=there)
+        factor = (MOST / high)[:, None]
+        if cache.dtype.element_ty == tl.int8:
+            turned_a, turned_b = nearest(turned_a * factor), nearest(turned_b * factor)
+        else:
+            turned_a, turned_b = to_e4m3(turned_a * factor, WIDE), to_e4m3(turned_b * factor, WIDE)
     at = block * block_stride + side * side_stride + kv_head * head_stride + offset * (2 * HALF)
     target = cache + at[:, None]
     tl.store(target + first[None, :], turned_a.to(cache.dtype.element_ty), mask=stored)
@@ -108,7 +116,7 @@ def rotary_store(
     layer: KvLayer,
     norm: QkNorm | None = None,
 ) -> Tensor:
-    _, _, kv_heads, block_size, dim = layer.values.shape
+    kv_heads, dim = layer.values.shape[2], layer.dim
     heads = qkv.shape[1] // dim
     q_heads = heads - 2 * kv_heads
     if norm is not None and len(norm.q) > dim:  # over several heads: in passes of their own
@@ -116,6 +124,9 @@ def rotary_store(
         rms_norm_in_place(q, norm.q, norm.epsilon)
         rms_norm_in_place(k, norm.k, norm.epsilon)
         norm = None
+    if layer.mixed:
+        return _mixed_store(qkv, angles, positions, slots, layer, norm)
+    block_size = layer.values.shape[3]
     cos, sin = angles
     scales = layer.values if layer.scales is None else layer.scales
     rotary_kernel[(len(qkv), triton.cdiv(heads, _HEADS))](
@@ -141,8 +152,30 @@ def rotary_store(
         PADDED=power_of_two(dim // 2),
         NORM=norm is not None,
         SCALED=layer.scales is not None,
-        MOST=E4M3_MOST,
+        MOST=FURTHEST.get(layer.values.dtype, 0.0),
+        LEAST=LEAST,
         WIDE=INTERPRETED,
         num_warps=4,
     )
     return qkv.view(len(qkv), heads, dim)[:, :q_heads]
+
+
+def _mixed_store(
+    qkv: Tensor,
+    angles: tuple[Tensor, Tensor],
+    positions: Tensor,
+    slots: Tensor,
+    layer: KvLayer,
+    norm: QkNorm | None,
+) -> Tensor:
+    """As a cache of blocks of one token the rows keep their own keys and values, which are mixed,
+    too, and stored from there."""
+    kv_heads, dim = layer.values.shape[2], layer.dim
+    x = qkv.view(len(qkv), -1, dim)
+    q_heads = x.shape[1] - 2 * kv_heads
+    own = KvLayer(x[:, q_heads:].unflatten(1, (2, kv_heads, 1)))
+    tokens = torch.arange(len(x), dtype=torch.int32, device=x.device)
+    rotary_store(qkv, angles, positions, tokens, own, norm)
+    mix_heads(x)
+    store_4_bits(x[:, q_heads:], layer, slots)
+    return x[:, :q_heads]

@@ -1,4 +1,4 @@
-"""The next tokens: what services/worker/engine/sampler.py computes, without a sort.
+"""The next tokens: what services/worker/engine/runners/sampler.py computes, without a sort.
 
 A row's best score first; then, of a row with top_k or top_p, the least score that may be drawn;
 then the best of score and noise. A row is read by several programs at a time, but for the border,

@@ -186,7 +186,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.set:
-        print(ordinary.measure(Writer(options.model), options.set, options.wrong))
+        writer = Writer(options.model)
+        for title, some in (
+            ("each document among three others", ordinary.among_others(options.set)),
+            ("what retrieval brings of all documents", ordinary.brought(options.set)),
+        ):
+            print(title, ordinary.measure(writer, some, options.wrong), sep="\n", flush=True)
         return
     if not options.show:
         figures = table(options.model, options.draft, options.count, options.seed)

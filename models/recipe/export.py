@@ -51,7 +51,12 @@ def save(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
     shutil.copyfile(SOURCE, folder / "chat_template.jinja")
     files: dict[str, dict[str, Any]] = {
         "config.json": config(model.shape),
-        "generation_config.json": {"eos_token_id": END, "pad_token_id": PAD, "do_sample": False},
+        "generation_config.json": {
+            "eos_token_id": END,
+            "pad_token_id": PAD,
+            "do_sample": False,  # what transformers reads
+            "temperature": 0.0,  # what Penstock reads, where a request names none
+        },
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": SPECIAL[END],

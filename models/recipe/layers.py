@@ -17,7 +17,7 @@ become six layers of ours, which differ in this:
 
 All that is linear is fitted, layer by layer, to what MiniLM makes of some texts: what a layer reads
 from what the layers before it make, and what it writes so that it is most like MiniLM. Gradients
-then do the rest (`distil.py`).
+then do the rest (`told.py`).
 
 Beside MiniLM's features, heads and layers are some of our own, for copying: a code of each token
 and of the one before it, and in the last layer a head that points at what is to follow.
@@ -29,30 +29,23 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 
+from models.recipe.copying import FAST, LOUD, embed_codes, fitted, look_back, times
 from models.recipe.minilm import WIDTH
 from models.recipe.model import Layer, Llama, rotate
-from models.recipe.teacher import CLS, UNKNOWN, Said, Teacher, marker, read, spelled, unit
-from models.recipe.tokenizer import ASSISTANT, PAD
+from models.recipe.teacher import CLS, UNKNOWN, Said, Teacher, marker, read, unit
+from models.recipe.vocabulary import spelled
 
 OWN = 2  # heads of our own in each layer, the first
-CODE = slice(WIDTH, 412)  # a code of the token's own
-PLACE = 412  # one at the text's first mark, half at the thirtieth token, nothing far behind
-MARK = 413  # whether MiniLM reads its mark of a beginning, which heads rest on at any distance
-SPACE, CAPITAL = 414, 415  # whether it has a space before it, a capital
-BEFORE = slice(416, 448)  # the first 32 of the token before
-LOUD = 0.5  # of these features, beside MiniLM's of one
+# Features beside MiniLM's: one at the text's first mark, half at the thirtieth token, nothing far
+# behind; and whether MiniLM reads its mark of a beginning, which heads rest on at any distance.
+PLACE, MARK = WIDTH + 28, WIDTH + 29
+MARKS = 4 * LOUD  # how much of it
 PLACES = 48  # neurons of the first layer that tell where in the text a token is
 FAR = 192  # tokens: what is farther back is as far as this
-FAST = 5  # pairs of rotary features of a head that tell distances
 DOUBT = 3.0  # a row as it is counts as so many places where MiniLM reads it
-RIDGE = 1e-3  # of the fits, beside the mean square of what is fitted from
 SILU = 1.702
-LOOKS_BACK = 16.0  # scores of the head that looks at the token before
-BEGINS, GOES_ON = 0, 1  # heads of the last layer: where an answer begins, what follows
-SHARP, SURE = 0.1, 0.6  # the last norm's gains: how sure a fresh model is, and of what it copies
-MATCHES = 12.0  # the score of the head that goes on, where the code is the same
 
 
 class Texts:
@@ -70,25 +63,6 @@ def padded(rows: list[list[int]]) -> Tensor:
     """(rows, tokens), zeros on the right."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
-
-
-def fitted(inputs: Tensor, targets: Tensor, prior: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Weight (out, in) and bias of the linear map that is nearest, drawn to `prior` a little."""
-    if prior is not None:
-        weight, bias = fitted(inputs, targets - inputs @ prior.T)
-        return weight + prior, bias
-    middle, mean = inputs.mean(0), targets.mean(0)
-    x = (inputs - middle).double()
-    gram = x.T @ x
-    gram += RIDGE * gram.diagonal().mean() * torch.eye(len(gram))
-    weight = torch.linalg.solve(gram, x.T @ (targets - mean).double()).T.float()
-    return weight, mean - weight @ middle
-
-
-def times(x: Tensor, y: Tensor) -> float:
-    """How many times `y` is most like `x`; both about their means."""
-    x, y = x - x.mean(0), y - y.mean(0)
-    return float((x * y).sum() / (y * y).sum())
 
 
 class Fit:
@@ -284,33 +258,6 @@ def _distances(model: Llama, attention: Any, head: int, scores: Tensor) -> Tenso
     return far
 
 
-def keep_codes(model: Llama) -> None:
-    """Takes the gradients of all that makes the codes of tokens, the own and the one before, up to
-    the last layer.
-
-    The lesson that tells layers what MiniLM's say is blind for these features, so their gradients
-    are tiny; but Adam moves a weight of tiny gradients as far as any other. After half a million
-    tokens the codes were like themselves to 0.3 only, and nothing could be copied by them.
-    """
-    for number, each in enumerate(model.model.layers[:-1]):
-        layer = cast(Layer, each)
-        writes = layer.self_attn.o_proj, layer.mlp.down_proj
-        reads = layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
-        for project in writes:
-            _still(project, slice(CODE.start, None))
-        for project in reads if number == 0 else ():
-            _still(project, slice(0, OWN * model.shape.head_dim))
-    embedding = model.model.embed_tokens.weight
-    if embedding.grad is not None:
-        embedding.grad[:, CODE.start :] = 0
-
-
-def _still(project: nn.Linear, rows: slice) -> None:
-    for parameter in (project.weight, project.bias):
-        if parameter.grad is not None:
-            parameter.grad[rows] = 0
-
-
 @torch.no_grad()
 def prepare(
     model: Llama, tokenizer: Tokenizer, teacher: Teacher, rows: list[list[int]], few: int
@@ -320,13 +267,13 @@ def prepare(
     if not shape.biased or shape.heads != 12 + OWN or shape.layers != 7:
         raise ValueError("MiniLM's layers need seven with biases, and fourteen heads")
     _embed(model, tokenizer, teacher)
-    _look_back(model)
+    look_back(model)
+    _know_places(model)
     spelling = spelled(tokenizer)
     _settle(model, teacher, _parts(teacher, spelling, rows))
     fit = Fit(model, teacher, _parts(teacher, spelling, rows[:few]))
     for number in range(6):
         fit.layer(number)
-    point(model, padded(rows[:8]))
 
 
 def _parts(teacher: Teacher, spelling: list[bytes], rows: list[list[int]]) -> list[Texts]:
@@ -340,10 +287,9 @@ def _embed(model: Llama, tokenizer: Tokenizer, teacher: Teacher) -> None:
     embedding = model.model.embed_tokens.weight
     known = teacher.wordpiece.get_vocab()
     table = teacher.net.embeddings.word_embeddings.weight
-    rows, words = [], []
+    rows = []
     for token, name in enumerate(spelling):
         word = name.decode(errors="replace")
-        words.append(word)
         mark = marker(token)
         ids = teacher.wordpiece.encode(word, add_special_tokens=False).ids
         blank = known["." if "\n" in word else ","]  # which MiniLM does not read at all
@@ -354,16 +300,24 @@ def _embed(model: Llama, tokenizer: Tokenizer, teacher: Teacher) -> None:
     embedding[:, :WIDTH] = unit(teacher.placed(torch.stack(rows)))
     starts = [token for token in range(len(spelling)) if marker(token) == CLS]
     embedding[starts, :WIDTH] = unit(teacher.words(torch.tensor([[CLS]])))[0]
-    stems = {stem: i for i, stem in enumerate(dict.fromkeys(word.strip(" ") for word in words))}
-    codes = torch.randn(len(stems) + len(words), CODE.stop - CODE.start) * LOUD
-    embedding[:, CODE] = codes[[
-        stems[word.strip(" ")] if word else len(stems) + token for token, word in enumerate(words)
-    ]]  # fmt: skip
-    embedding[:, [PLACE, MARK]] = 0
-    embedding[starts, MARK] = 4 * LOUD
-    embedding[:, SPACE] = torch.tensor([LOUD if w.startswith(" ") else -LOUD for w in words])
-    embedding[:, CAPITAL] = torch.tensor([LOUD * (w.strip() != w.strip().lower()) for w in words])
-    embedding[:, BEFORE] = 0
+    embed_codes(model, tokenizer)
+    embedding[starts, MARK] = MARKS
+
+
+def _know_places(model: Llama) -> None:
+    """In the first layer, a head that looks at all alike, but at marks thirty times as much: their
+    share tells the place.
+    """
+    attention, half = cast(Layer, model.model.layers[0]).self_attn, model.shape.head_dim // 2
+    rows = attention.rows(1)
+    typical = model.model.embed_tokens.weight.square().mean(1).sqrt().mean()
+    for project in (attention.q_proj, attention.k_proj, attention.v_proj):
+        project.weight[rows] = 0
+    slowest = rows.start + half - 1
+    attention.q_proj.bias[slowest] = model.shape.head_dim**0.5
+    attention.k_proj.weight[slowest, MARK] = math.log(30) * typical / MARKS
+    attention.v_proj.weight[rows.start, MARK] = typical / MARKS
+    attention.o_proj.weight[PLACE, rows.start] = MARKS
 
 
 def _settle(model: Llama, teacher: Teacher, parts: list[Texts]) -> None:
@@ -374,71 +328,3 @@ def _settle(model: Llama, teacher: Teacher, parts: list[Texts]) -> None:
     often = torch.bincount(tokens, minlength=len(rows))[:, None]
     rows.mul_(DOUBT).index_add_(0, tokens, told).div_(DOUBT + often)
     rows.copy_(unit(rows))
-
-
-def _look_back(model: Llama) -> None:
-    """In the first layer, a head that brings the code of the token before."""
-    attention = cast(Layer, model.model.layers[0]).self_attn
-    rows, half = attention.rows(0), model.shape.head_dim // 2
-    rates = model.shape.theta ** (-torch.arange(half) / half)
-    loud = ((rates > 0.04) * LOOKS_BACK * model.shape.head_dim**0.5).sqrt()
-    for project in (attention.q_proj, attention.k_proj, attention.v_proj):
-        project.weight[rows] = 0
-    attention.q_proj.bias[rows] = torch.cat((loud * rates.cos(), -loud * rates.sin()))
-    attention.k_proj.bias[rows] = torch.cat((loud, torch.zeros(half)))
-    width = BEFORE.stop - BEFORE.start
-    attention.v_proj.weight[rows, CODE.start : CODE.start + width] = torch.eye(width)
-    typical = model.model.embed_tokens.weight.square().mean(1).sqrt().mean()
-    attention.o_proj.weight[BEFORE, rows] = torch.eye(width) * typical
-    # Another looks at all alike, but at marks thirty times as much: their share tells the place.
-    rows = attention.rows(1)
-    for project in (attention.q_proj, attention.k_proj, attention.v_proj):
-        project.weight[rows] = 0
-    slowest = rows.start + half - 1
-    attention.q_proj.bias[slowest] = model.shape.head_dim**0.5
-    attention.k_proj.weight[slowest, MARK] = math.log(30) * typical / (4 * LOUD)
-    attention.v_proj.weight[rows.start, MARK] = typical / (4 * LOUD)
-    attention.o_proj.weight[PLACE, rows.start] = 4 * LOUD
-
-
-@torch.no_grad()
-def point(model: Llama, ids: Tensor) -> None:
-    """In the last layer, a head that looks where an answer begins, from the assistant's marker, and
-    one that looks behind tokens like this one; both say what they find.
-
-    Written for the stream as it is on `ids`, (rows, tokens): training makes it tenfold. What a
-    beginning is, the first head has to learn; it has one row of weights for it.
-    """
-    last = cast(Layer, model.model.layers[-1])
-    attention, half = last.self_attn, model.shape.head_dim // 2
-    read_ = model.seen(ids, model.shape.layers - 1)[1].float()
-    normed, codes = last.input_layernorm(read_), model.model.embed_tokens.weight[:, CODE]
-    width, there = CODE.stop - CODE.start, ids != PAD
-    before = slice(BEFORE.start, BEFORE.start + width)
-    behind = there & (torch.arange(ids.shape[1]) > 0)
-    size = times(codes[ids][there], normed[..., CODE][there])
-    size_before = times(codes[ids].roll(1, 1)[behind], normed[..., before][behind])
-    stream = read_[there].square().mean(1).sqrt().mean()
-    marker = codes[ASSISTANT] * size / codes[ASSISTANT].square().sum()  # tells it by a one
-    slow = [place for pair in range(half - 2, FAST, -1) for place in (pair, pair + half)]
-    sure = model.shape.head_dim**0.5
-    for head in (BEGINS, GOES_ON):
-        rows = attention.rows(head)
-        for project in (attention.q_proj, attention.k_proj, attention.v_proj):
-            project.weight[rows], project.bias[rows] = 0, 0
-        attention.o_proj.weight[:, rows] = 0
-        says = slice(rows.start, rows.start + width)
-        attention.v_proj.weight[says, CODE] = torch.eye(width) * size
-        attention.o_proj.weight[CODE, says] = torch.eye(width) * 4 * stream
-        slowest = rows.start + half - 1
-        attention.k_proj.weight[slowest] = torch.randn(model.shape.hidden) * 0.005
-        attention.q_proj.weight[slowest, CODE] = sure * marker * (1 if head == BEGINS else -1)
-        attention.q_proj.bias[slowest] = 0 if head == BEGINS else sure
-    drawn = torch.linalg.qr(torch.randn(width, len(slow)))[0].T
-    mean = codes.square().sum(1).mean() * len(slow) / width
-    loud = (MATCHES * sure / mean) ** 0.5
-    places = [attention.rows(GOES_ON).start + place for place in slow]
-    attention.q_proj.weight[places, CODE] = drawn * loud * size
-    attention.k_proj.weight[places, before] = drawn * loud * size_before
-    model.model.norm.weight.fill_(SHARP)
-    model.model.norm.weight[CODE] = SURE

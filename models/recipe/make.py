@@ -1,22 +1,27 @@
 """Makes both models from a seed: `python -m models.recipe.make --out models --seed 0`.
 
-Tokenizer, demo model, draft model, then evaluation, whose figures go into the model card. Every
-stage leaves its result in the run folder; started again, the command goes on where it was. A
-changed recipe begins a new run.
+Tokenizer; a reader that looks both ways; the demo model, told by it and then taught to answer; the
+draft model; then evaluation, whose figures go into the model card. Every stage leaves its result in
+the run folder; started again, the command goes on where it was. A changed recipe begins a new run.
 """
 
 import argparse
 import zlib
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 
-from models.recipe import evaluate, export
+from models.recipe import begin, evaluate, export
 from models.recipe import tokenizer as bpe
-from models.recipe.model import Shape
-from models.recipe.train import Plan, train
+from models.recipe.lessons import Answers, Draft, Lesson, Reading, Source, Told
+from models.recipe.model import Llama, Shape
+from models.recipe.reader import Reader
+from models.recipe.swaps import Swaps
+from models.recipe.train import Plan, alone, halves, train
+from models.recipe.vocabulary import movable
 
 RECIPE = Path(__file__).parent
 SHAPES = {
@@ -31,12 +36,24 @@ SHAPES = {
         context=4096,
         biased=True,
     ),
-    "draft": Shape(bpe.VOCABULARY, hidden=96, inner=192, layers=6, heads=6, head_dim=16),
+    "draft": Shape(
+        bpe.VOCABULARY,
+        hidden=96,
+        inner=192,
+        layers=4,
+        heads=3,
+        head_dim=32,
+        theta=1e9,
+        context=4096,
+        biased=True,
+    ),
 }
 FOLDERS = {"demo": "demo", "draft": "demo-draft"}
 PLANS = {
-    "demo": Plan(150, distilled=12, layer_rate=3e-4, step_tokens=3072),
-    "draft": Plan(120),
+    "reader": Plan(90, 1e-4, 4e-4, (0.2, 0.5)),
+    "told": Plan(40, 1e-3, 0.0, (0.1, 0.3), decay_from=0.4),
+    "answers": Plan(90, 1.5e-4, 1.2e-3, (0.3, 0.9), longest=1500, held=60),
+    "draft": Plan(90, 0.0, 2e-3, (0.1, 1.0)),
 }
 
 
@@ -57,14 +74,56 @@ def made_tokenizer(path: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
+@dataclass
+class Run:
+    """The stages of a run, each of which needs those before it."""
+
+    folder: Path
+    seed: int
+    threads: int
+    plans: dict[str, Plan]
+
+    def __post_init__(self) -> None:
+        self.tokenizer = made_tokenizer(self.folder / "tokenizer.json")
+        context = SHAPES["demo"].context
+        self.source = Source(self.tokenizer, Swaps.of(self.tokenizer), self.seed, context)
+        torch.manual_seed(self.seed)
+
+    def models(self) -> dict[str, Llama]:
+        """All stages."""
+        reader, demo, draft = Reader(self.tokenizer), Llama(SHAPES["demo"]), Llama(SHAPES["draft"])
+        moves = movable(self.tokenizer)
+        self._learn("reader", Reading(reader), reader)
+        if not self._done("told").exists():
+            begin.layers(demo, self.tokenizer, self.source)
+        self._learn("told", Told(demo, reader), demo)
+        if not self._done("answers").exists():
+            begin.heads(demo, reader, self.source)
+        self._learn("answers", Answers(demo, reader, moves), demo)
+        if not self._done("draft").exists():
+            begin.draft(draft, self.tokenizer, self.source)
+        self._learn("draft", Draft(draft, moves), draft)
+        return {"demo": demo, "draft": draft}
+
+    def _done(self, stage: str) -> Path:
+        return self.folder / f"{stage}.done.pt"
+
+    def _learn(self, stage: str, lesson: Lesson, made: nn.Module) -> None:
+        """Trains what a stage makes, or takes it from where an earlier start left it."""
+        if not self._done(stage).exists():
+            checkpoint = self.folder / f"{stage}.pt"
+            train(lesson, self.plans[stage], self.source, checkpoint, self.threads, halves())
+            partial = checkpoint.with_suffix(".tmp")
+            torch.save(made.state_dict(), partial)
+            partial.replace(self._done(stage))
+        made.load_state_dict(torch.load(self._done(stage), weights_only=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("models"), help="gets demo/, demo-draft/")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--threads", type=int, default=2, help="on a CPU; a step has work for two, late for four"
-    )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--runs", type=Path, default=Path("build/model"), help="folder for checkpoints"
     )
@@ -72,21 +131,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)  # each thread of the training runs its own part of a step
     folder = options.runs / f"{options.seed}-{fingerprint()}"
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = made_tokenizer(folder / "tokenizer.json")
-    models = {
-        name: train(
-            shape,
-            replace(PLANS[name], seed=options.seed),
-            tokenizer,
-            folder / name,
-            options.device,
-            options.threads if options.device == "cpu" else 1,
-        )
-        for name, shape in SHAPES.items()
-    }
-    for name, model in models.items():  # both at once: they share a tokenizer
-        export.save(model, tokenizer, options.out / FOLDERS[name])
+    with alone(folder):
+        run = Run(folder, options.seed, options.threads, PLANS)
+        for name, model in run.models().items():
+            export.save(model, run.tokenizer, options.out / FOLDERS[name])
     demo, draft = (options.out / FOLDERS[name] for name in ("demo", "draft"))
     evaluate.write_card(demo / "README.md", evaluate.table(demo, draft, options.count))
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 from tokenizers import Tokenizer
 
-from models.recipe import minilm, start
-from models.recipe.tokenizer import ASSISTANT, DOCUMENTS, END, FIRST_CITE
+from models.recipe import minilm
+from models.recipe.guides import readings
+from models.recipe.tokenizer import ASSISTANT, DOCUMENTS, FIRST_CITE
+from models.recipe.vocabulary import meanings, texts
 
 COMMON = 250  # words of the language that stay: they carry the grammar
 KEPT = 0.3  # share of the examples that stay as they are
@@ -34,7 +36,7 @@ class Swaps:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "Swaps":
         """Takes half a minute."""
-        names = start.texts(tokenizer)
+        names = texts(tokenizer)
         ids = {name: i for i, name in enumerate(names)}
         common = set(minilm.words()[:COMMON])
         words = [
@@ -46,7 +48,7 @@ class Swaps:
         known = set(minilm.words())
         words = [word for word in words if word in known]  # no parts of words
         at = torch.tensor([ids[word] for word in words])
-        meaning = torch.nn.functional.normalize(start.meanings(tokenizer, 256)[at], dim=1)
+        meaning = torch.nn.functional.normalize(meanings(tokenizer, 256)[at], dim=1)
         nearest = (meaning @ meaning.T).topk(LIKE + 1).indices[:, 1:]
         near = {int(at[i]): at[row].tolist() for i, row in enumerate(nearest)}
         stems = {ids["Ġ" + word]: ids[word] for word in words}
@@ -62,28 +64,30 @@ class Swaps:
         if rng.random() < KEPT or DOCUMENTS not in ids:
             return ids
         words = self._words(ids)
-        block = ids.index(DOCUMENTS)
-        end = ids.index(END, len(ids) - ids[::-1].index(DOCUMENTS))
-        asked = {word for word in words[end : ids.index(ASSISTANT, end)] if word is not None}
-        told = {word for word in words[block:end] if word is not None}
+        shown = readings(ids)
+        begin, end = shown[0].question, len(ids) - ids[::-1].index(ASSISTANT)
+        passages = {at for one in shown for at in range(one.first, one.stop)}
+        outer = set(range(begin, end)) - passages
+        asked = {words[at] for at in outer if words[at] is not None}
+        told = {words[at] for at in passages if words[at] is not None}
         kept = {words[at] for at in answers}
         shared = self._drawn(rng, asked & told, SHARED, LIKE)
         inside = self._drawn(rng, told - asked - kept, ALONE, NEAR)
         outside = self._drawn(rng, asked - told, ALONE, NEAR)
         made = list(ids)
         for at, word in enumerate(words):
-            other = shared.get(word) or (inside if block < at < end else outside).get(word)
-            if word is not None and other is not None:
+            other = shared.get(word) or (inside if at in passages else outside).get(word)
+            if word is not None and other is not None and at > begin:
                 made[at] = other if ids[at] == word else self.spaced[other]
         return made
 
     def _drawn(
-        self, rng: random.Random, words: set[int], share: float, nearest: int
+        self, rng: random.Random, words: set[int | None], share: float, nearest: int
     ) -> dict[int | None, int]:
         """What some of the words become."""
         return {
             word: rng.choice(self.near[word][:nearest])
-            for word in sorted(words)
+            for word in sorted(word for word in words if word is not None)
             if rng.random() < share
         }
 

@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from models.recipe import minilm
-from models.recipe.start import texts
 from models.recipe.tokenizer import CITES, FIRST_CITE, SPECIAL, SYSTEM, TOOLS, USER
 
 CLS, SEP, UNKNOWN = 101, 102, 100
@@ -90,19 +89,6 @@ class Teacher:
             said, x = self.layer(number, x)
             found.append(said)
         return found
-
-
-def spelled(tokenizer: Tokenizer) -> list[bytes]:
-    """What each token stands for; a marker for nothing."""
-    known = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that stand for themselves
-    letters = {chr(byte): byte for byte in known}
-    others = (byte for byte in range(256) if byte not in known)
-    letters |= {chr(256 + i): byte for i, byte in enumerate(others)}
-    return [
-        b"" if i < FIRST_CITE + len(CITES) and (i < len(SPECIAL) or i >= FIRST_CITE)
-        else bytes(letters.get(c, 63) for c in name)
-        for i, name in enumerate(texts(tokenizer))
-    ]  # fmt: skip
 
 
 def marker(token: int) -> int | None:

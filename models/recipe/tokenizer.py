@@ -1,9 +1,10 @@
 """The byte-level tokenizer: most English words are one token, each with and without a space.
 
 A space belongs to the word behind it, and is joined to it last of all: `Bristol` and ` Bristol` are
-cut at the same places, and differ in their first token alone, by a space. The embedding says so too
-(`start.py`), and so a value is copied from the middle of a sentence to the start of an answer by
-one rule. Digits stand alone, but for the number of a passage, which is one token with its brackets.
+cut at the same places, and differ in their first token alone, by a space. Their codes are the same
+(`vocabulary.codes`), so a value is copied from the middle of a sentence to the start of an answer
+by one rule. Digits stand alone, but for the number of a passage, which is one token with its
+brackets.
 
 Which words are tokens is decided by how often they stand in the bank and by MiniLM's vocabulary,
 which lists English words in the order of their frequency: so documents of any kind find theirs.

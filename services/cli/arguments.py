@@ -41,10 +41,16 @@ def demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--documents",
         type=Path,
-        default=Path("examples"),
-        help="folder of .md and .txt files to answer from (default examples)",
+        default=Path("examples/documents"),
+        metavar="DIR",
+        help="answer from this folder's documents, of any kind that can be uploaded; those below "
+        "it are left out (default examples/documents)",
     )
-    parser.add_argument("--question", help="default: the first of the folder's questions.jsonl")
+    parser.add_argument(
+        "--question",
+        metavar="TEXT",
+        help="ask this (default: the first of questions.jsonl beside the folder)",
+    )
 
 
 def chat(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +80,12 @@ def index(parser: argparse.ArgumentParser) -> None:
         type=_name,
         metavar="NAME",
         help="name or id; made where there is none",
+    )
+    parser.add_argument(
+        "--embedder",
+        default="",
+        metavar="MODEL",
+        help="embedding model of a store that is made; one that is there must have it",
     )
     parser.add_argument(
         "--prune", action="store_true", help="remove from the store what left the folder"
@@ -137,6 +149,20 @@ def top(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def quantize(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", metavar="MODEL", help="a checkpoint's folder or id of the hub, or a GGUF file"
+    )
+    parser.add_argument(
+        "--format",
+        choices=("int8", "int4", "fp8", "w8a8"),
+        required=True,
+        help="int8, fp8: a scale for each row; int4: one for each 32 of a row; w8a8: as int8, and "
+        "so is what meets them, with a scale for each token",
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="a folder that is made")
+
+
 def policy(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     test = actions.add_parser("test", help="read a policy file and run its rules' tests")
@@ -147,7 +173,7 @@ def models(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("list", help="what is served, starts or leaves")
     add = actions.add_parser("add", help="start a model's workers; returns when it is served")
-    add.add_argument("path", metavar="DIR_OR_HF_ID", help="its checkpoint")
+    add.add_argument("path", metavar="DIR_OR_HF_ID", help="its checkpoint, or a GGUF file")
     add.add_argument("--name", help="what requests call it (default: the path's last part)")
     _pools(add)
     add.add_argument(
@@ -155,28 +181,62 @@ def models(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="""settings of its workers in place of PENSTOCK_WORKER__..., as '{"threads": 2}'""",
     )
-    remove = actions.add_parser("remove", help="end a model's workers; their requests finish first")
+    add.add_argument(
+        "--adapter-of",
+        metavar="MODEL",
+        help="the path is of an adapter (LoRA) for a model that is served, whose workers load it",
+    )
+    remove = actions.add_parser(
+        "remove",
+        help="end a model's workers, or have them drop an adapter; its requests finish first",
+    )
     remove.add_argument("name", help="as listed")
 
 
 def _stack(parser: argparse.ArgumentParser) -> None:
     """What `up` and `demo` share."""
     parser.add_argument(
-        "--profile", choices=["laptop"], default="laptop", help="laptop: one machine, CPU, float32"
+        "--profile",
+        choices=["laptop"],
+        default="laptop",
+        help="laptop: this machine alone, on its CPU unless PENSTOCK_WORKER__DEVICE names another "
+        "device; in bfloat16 if the checkpoint is and the CPU has AVX512-BF16, else in float32",
     )
     parser.add_argument(
         "--model",
         action="append",
         default=[],
         metavar="DIR_OR_HF_ID",
-        help="checkpoint to serve, may be repeated (default: the shipped model)",
+        help="checkpoint to serve, or a GGUF file; may be repeated (default: the shipped model)",
+    )
+    parser.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="adapter of the model (the peft library's files), which requests use by that name; "
+        "may be repeated. For several models: their `adapters` in PENSTOCK_MODELS",
     )
     parser.add_argument(
         "--quantization",
-        choices=("auto", "int8", "int4"),
-        help="of the weights of all models that do not say so themselves; int8, int4: rounded when "
-        "they are loaded; auto: as the checkpoint has them (default PENSTOCK_WORKER__QUANTIZATION, "
-        "else auto)",
+        choices=("auto", "int8", "int4", "fp8", "w8a8"),
+        help="of the weights of all models that do not say so themselves; int8, int4, fp8, w8a8: "
+        "rounded when they are loaded, but for what has as few bits; auto: as the checkpoint has "
+        "them (default PENSTOCK_WORKER__QUANTIZATION, else auto)",
+    )
+    parser.add_argument(
+        "--kv-format",
+        choices=("auto", "int8", "fp8", "int4"),
+        help="of keys and values of all models that do not say so themselves; int8, fp8: some half "
+        "of bfloat16's bytes; int4: some quarter; auto: as they are computed (default "
+        "PENSTOCK_WORKER__KV_FORMAT, else auto)",
+    )
+    parser.add_argument(
+        "--tensor-parallel",
+        type=whole(1, 64),
+        metavar="N",
+        help="ranks over which each worker cuts its model, for all models that do not say so "
+        "themselves: on a GPU each, or on a CPU (default PENSTOCK_WORKER__TENSOR_PARALLEL, else 1)",
     )
     _pools(parser)
 

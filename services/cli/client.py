@@ -1,7 +1,6 @@
 """How the commands reach a running Penstock."""
 
 import argparse
-import asyncio
 import json
 import os
 import ssl
@@ -11,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from services.cli.interruptible import run
 from services.cli.laptop_key import key_file
 from services.cli.running import find_running
 from services.common.config import Settings
@@ -36,7 +36,7 @@ def _registered(settings: Settings) -> str:
         return ""
     from services.cli.registry import looked
 
-    serving = asyncio.run(looked(settings)).serving
+    serving = run(looked(settings)).serving
     return next((r.facts["url"] for r in serving if r.service == "gateway"), "")
 
 

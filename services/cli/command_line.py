@@ -114,6 +114,12 @@ _COMMANDS = (
         "services.cli.commands.plan",
         plan_arguments.plan,
     ),
+    (
+        "quantize",
+        "write a checkpoint again with weights of fewer bits",
+        "services.cli.commands.quantize",
+        arguments.quantize,
+    ),
 )
 # Those of `bench` are of the measurement's own module.
 _MEASUREMENTS = (

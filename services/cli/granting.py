@@ -1,7 +1,7 @@
 """What the commands share that say who may what: straight in Redis, each change audited."""
 
-import asyncio
 import getpass
+import json
 import socket
 import sys
 import time
@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from services.cli.interruptible import run
 from services.cli.running import find_running
 from services.common.config import Settings
 from services.common.discovery import Directory
@@ -42,7 +43,7 @@ class Stores:
 def with_stores(work: Callable[[Stores], Awaitable[None]]) -> int:
     """Runs it; returns the exit code. Raises RuntimeError where Redis is away."""
     try:
-        return asyncio.run(_with_stores(work))
+        return run(_with_stores(work))
     except RedisAway as away:
         raise RuntimeError(_told(away)) from away
     except ValidationError as error:
@@ -149,8 +150,10 @@ async def _served(stores: Stores) -> set[str]:
     names = {served.model for served in await listed(stores.redis, settings)}
     view = Directory(stores.redis, settings.namespace, "retrieval", settings.lease_s)
     await view.refresh()
-    embeds = (replica.facts.get("embedding_model", "") for replica in view.replicas.values())
-    return names | set(filter(None, embeds))
+    for replica in view.replicas.values():
+        embeds = replica.facts.get("embedding_model", "")
+        names |= {*filter(None, [embeds]), *json.loads(replica.facts.get("embedders", "{}"))}
+    return names
 
 
 def found(thing: T | None, what: str, name: str) -> T:

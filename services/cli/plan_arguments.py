@@ -35,8 +35,7 @@ def plan(parser: argparse.ArgumentParser) -> None:
     gpus.add_argument(
         "--precision",
         choices=("float32", "bfloat16", "fp8", "int8", "int4"),
-        default="bfloat16",
-        help="of the weights (default bfloat16)",
+        help="of the weights (default bfloat16, whatever the checkpoint has)",
     )
     gpus.add_argument(
         "--prompt", type=whole(1), default=1024, metavar="N", help="tokens (default 1024)"
@@ -76,9 +75,9 @@ def _model(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kv-format",
-        choices=("float32", "bfloat16", "fp8"),
-        default="bfloat16",
-        help="of keys and values (default bfloat16)",
+        choices=("float32", "bfloat16", "int8", "fp8", "int4"),
+        help="of keys and values (default: the checkpoint's, as GPUs and CPUs with AVX512-BF16 "
+        "compute in it; other CPUs: float32)",
     )
     parser.add_argument("--json", action="store_true", help="a JSON object, in bytes and seconds")
 

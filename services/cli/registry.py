@@ -8,8 +8,8 @@ from pydantic import SecretStr
 from services.cli.running import Running, find_running
 from services.common.config import Settings
 from services.common.discovery import DRAINING, SERVICES, Directory, Replica
+from services.common.locks.secrets import redacted
 from services.common.redis import connect
-from services.common.secrets import redacted
 from services.common.served_models import READING
 
 _TIMEOUT_S = 5.0  # whoever has not answered by then is told so

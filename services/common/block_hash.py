@@ -2,9 +2,10 @@
 
 A block of a prompt is named by all the tokens up to its end and by a salt, never by its own tokens
 alone: two blocks bear one name exactly when their KV content is the same for the same model. The
-salt keeps tenants apart (the same prompt under two salts has nothing in common).
+salt keeps tenants apart (the same prompt under two salts has nothing in common), and the adapter
+that a prompt is computed with keeps those of others and of none apart.
 
-    root    = H(salt)
+    root    = H(salt), or with an adapter H(salt, a byte of 0, the adapter's id)
     hash[i] = H(hash[i - 1] + tokens of block i as little-endian uint32),   hash[-1] = root
 
 H is BLAKE2b with a 16-byte digest, keyless, personalised with "penstock-kv".
@@ -29,9 +30,9 @@ def _digest(data: bytes) -> bytes:
     return hashing.digest()
 
 
-def root_hash(salt: bytes) -> bytes:
-    """The parent of a prompt's first block."""
-    return _digest(salt)
+def root_hash(salt: bytes, adapter: str = "") -> bytes:
+    """The parent of a prompt's first block. No salt has a byte of 0."""
+    return _digest(salt + b"\0" + adapter.encode() if adapter else salt)
 
 
 def extend_hash(parent: bytes, block_token_ids: Sequence[int]) -> bytes:
@@ -40,10 +41,10 @@ def extend_hash(parent: bytes, block_token_ids: Sequence[int]) -> bytes:
 
 
 def block_hashes(
-    token_ids: Sequence[int] | NDArray[np.uint32], block_size: int, salt: bytes
+    token_ids: Sequence[int] | NDArray[np.uint32], block_size: int, salt: bytes, adapter: str = ""
 ) -> list[bytes]:
     """Hashes of the full blocks of `token_ids`, first to last; a partial last block has none."""
-    parent = root_hash(salt)
+    parent = root_hash(salt, adapter)
     data, step = np.array(token_ids, "<u4").tobytes(), _TOKEN_BYTES * block_size
     hashes = []
     for start in range(0, len(data) - step + 1, step):

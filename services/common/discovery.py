@@ -18,14 +18,15 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from services.common.metrics import REDIS_REACHABLE
 from services.common.redis import Redis, RedisAway, RedisError, Script
 from services.common.script_line import ScriptLine
+from services.common.telemetry.metrics import REDIS_REACHABLE
 
 log = logging.getLogger(__name__)
 
 # Expiry by Redis's own clock: the replicas' clocks may differ.
 _RENEW = """
+if ARGV[4] and redis.call('HGET', KEYS[2], ARGV[1]) == ARGV[4] then return 0 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZADD', KEYS[1], now + ARGV[3], ARGV[1])
@@ -118,6 +119,19 @@ async def leave(client: Redis, namespace: str, listed_under: str, id: str) -> No
     await Script(client, _LEAVE)(_keys(namespace, listed_under), [id])
 
 
+async def end(client: Redis, namespace: str, listed_under: str, id: str, told_s: float) -> None:
+    """Says of one entry that it is over, for so long: each view's next look has it, where one that
+    is merely gone could be back in a moment, and nobody who held it renews it any more; who begins
+    to hold it does. Raises one of `RedisAway`."""
+    told = [id, _over(listed_under, id), int(told_s * 1000)]
+    await Script(client, _RENEW)(_keys(namespace, listed_under), told)
+
+
+def _over(listed_under: str, id: str) -> str:
+    """The record of an entry that is over: it has no facts."""
+    return json.dumps(asdict(Replica(listed_under, id, address="", host_id="", pid=0)))
+
+
 class Registration:
     """Keeps one replica's lease alive, three renewals a lease, until `stop`.
 
@@ -149,7 +163,7 @@ class Registration:
 
     async def start(self) -> None:
         """Registers now if Redis answers; renewing goes on in the background either way."""
-        await self._once()
+        await self._write(self._outlives_loss_s, anew=True)
         self._task = asyncio.create_task(self._loop(), name=f"lease {self._replica.id}")
 
     async def stop(self) -> None:
@@ -180,10 +194,12 @@ class Registration:
     async def _once(self) -> None:
         await self._write(self._outlives_loss_s)
 
-    async def _write(self, stays_s: float) -> None:
-        record = json.dumps(asdict(self._replica))
+    async def _write(self, stays_s: float, anew: bool = False) -> None:
+        told = [self._replica.id, json.dumps(asdict(self._replica)), int(stays_s * 1000)]
+        if not anew:
+            told.append(_over(self._under, self._replica.id))
         try:
-            await self._renew(self._keys, [self._replica.id, record, int(stays_s * 1000)])
+            await self._renew(self._keys, told)
             REDIS_REACHABLE.set(1)
         except _NOT_NOW as away:
             REDIS_REACHABLE.set(0)

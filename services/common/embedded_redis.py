@@ -11,8 +11,8 @@ from urllib.parse import quote
 import redis
 
 from services.common.children import dying_with_parent
-from services.common.secrets import kept_secret
-from services.common.socket_folder import SocketFolder
+from services.common.locks.secrets import kept_secret
+from services.common.locks.socket_folder import SocketFolder
 
 
 def binary() -> str:

@@ -32,7 +32,13 @@ class FreshLook:
     async def _take_turn(self, before: "asyncio.Task[None] | None") -> None:
         if before is not None:
             await asyncio.wait([before])
-        await asyncio.sleep(max(0.0, self._began + self._every_s - time.monotonic()))
+        left = self._until_next()
+        while left > 0:  # again, where the loop's clock counts in whole milliseconds and is early
+            await asyncio.sleep(left)
+            left = self._until_next()
         self._under_way, self._next = self._next, None
         self._began = time.monotonic()
         await self._look()
+
+    def _until_next(self) -> float:
+        return self._began + self._every_s - time.monotonic()

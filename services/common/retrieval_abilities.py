@@ -13,8 +13,10 @@ RANKING = "ranking"  # Search: how meaning and words are weighed
 READING = "reading"  # Read: what a document says
 LATE = "late"  # Search: how much late interaction counts
 MARKS = "marks"  # SetAttributes: filters by what is equal find them, beside all others
+EMBEDDERS = "embedders"  # Index, Search: by one of several embedding models
 REINDEXING = "reindexing"  # Index: nothing, where the present model has the document whole
-ALL = frozenset({BLOBS, FILTERS, RANKING, READING, LATE, MARKS, REINDEXING})
+VECTORS = "vectors"  # IndexServed, Search: by a served model, of which the caller tells vectors
+ALL = frozenset({BLOBS, FILTERS, RANKING, READING, LATE, MARKS, EMBEDDERS, REINDEXING, VECTORS})
 
 
 def told(abilities: Iterable[str] = ALL) -> dict[str, str]:

@@ -9,10 +9,11 @@ somebody may wonder where they are. Who removes a model for good ends its entrie
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 from services.common.config import ModelSpec, Settings
-from services.common.discovery import Directory, Registration, Replica, leave
+from services.common.discovery import Directory, Registration, Replica, end
 from services.common.fresh_look import FreshLook
 from services.common.redis import Redis
 
@@ -22,6 +23,7 @@ READING = "reading"  # listed under it is what each tokenizer has of them: entry
 _MODEL = "model"  # what the registry calls them
 _LOOK_EVERY_S = 0.2  # at most, however many unknown names are asked for
 _LOST_FOR_S = 86_400.0
+_ENDED_FOR_S = 60.0  # it is told: longer than any view or worker looks away
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,30 @@ class Checkpoint:
 
     model: str
     digest: str
-    text_digest: str  # of what a tokenizer reads of it (services/common/checkpoint.py)
+    text_digest: str  # of what a tokenizer reads of it (services/common/checkpoints/checkpoint.py)
     path: str  # where the workers have it
+    parent: str = ""  # of an adapter: the model that it belongs to, whose path that is
+    base: str = ""  # and that one's digest
 
     def __str__(self) -> str:
         return f"{self.model}@{self.digest}"
+
+
+def adapted(base: Checkpoint, name: str, adapter: str) -> Checkpoint:
+    """What is served under an adapter's name: `adapter` is its digest. It has a digest of its own,
+    of both, so that nothing made with it is taken for the base's, or another adapter's."""
+    both = blake2b(f"{base.digest} {adapter}".encode(), digest_size=8).hexdigest()
+    return replace(base, model=name, digest=both, parent=base.model, base=base.digest)
+
+
+def wanted_key(namespace: str) -> str:
+    """Of the hash of models that an install is to serve: name → ModelSpec as JSON."""
+    return f"{namespace}:{{models}}:wanted"
+
+
+def failures_key(namespace: str) -> str:
+    """Of the hash of those that are not served, and adapters: name → why."""
+    return f"{namespace}:{{models}}:failures"
 
 
 def entry(redis: Redis, settings: Settings, served: Checkpoint) -> Registration:
@@ -45,6 +66,8 @@ def entry(redis: Redis, settings: Settings, served: Checkpoint) -> Registration:
         "text_digest": served.text_digest,
         "path": served.path,
     }
+    if served.parent:
+        facts |= {"parent": served.parent, "base": served.base}
     return Registration(
         redis,
         settings.namespace,
@@ -55,12 +78,12 @@ def entry(redis: Redis, settings: Settings, served: Checkpoint) -> Registration:
     )
 
 
-async def forget(redis: Redis, settings: Settings, gone: Callable[[str], bool]) -> None:
-    """Ends the entries of all models whose names are `gone`; for when no worker renews them.
-    Raises one of `RedisAway`."""
+async def forget(redis: Redis, settings: Settings, gone: Callable[[Checkpoint], bool]) -> None:
+    """Ends all entries that are `gone`, also those that a worker still renews: one that begins to
+    serve it lists it anew. Raises one of `RedisAway`."""
     for served in await listed(redis, settings):
-        if gone(served.model):
-            await leave(redis, settings.namespace, _MODEL, str(served))
+        if gone(served):
+            await end(redis, settings.namespace, _MODEL, str(served), _ENDED_FOR_S)
 
 
 async def listed(redis: Redis, settings: Settings) -> list[Checkpoint]:
@@ -107,8 +130,12 @@ class ServedModels:
         return [served for served in self._served.values() if served.model == name]
 
     def names(self) -> set[str]:
-        """May be called in any thread."""
         return {served.model for served in self.all()}
+
+    def with_workers(self) -> set[str]:
+        """Those that are no adapters, which have their models' workers. May be called in any
+        thread."""
+        return {served.parent or served.model for served in self.all()}
 
     async def has(self, name: str) -> bool:
         """Looks into the registry anew for one that is not known."""
@@ -126,11 +153,14 @@ class ServedModels:
 
 
 def _read(listed: Replica) -> Checkpoint | None:
-    """Junk is None: whoever wrote it, the other models are served on."""
+    """None: it has ended, or is junk; whoever wrote that, the other models are served on."""
     facts = listed.facts
+    if not facts:
+        return None
     try:
         spec = ModelSpec(name=facts["model"], path=facts["path"])
-        return Checkpoint(spec.name, facts["digest"], facts["text_digest"], spec.path)
+        own = facts["digest"], facts["text_digest"], spec.path
+        return Checkpoint(spec.name, *own, facts.get("parent", ""), facts.get("base", ""))
     except (KeyError, ValueError):
         log.warning("an entry in the registry is no model: %.100r", listed.id)
         return None

@@ -29,12 +29,12 @@ from services.common.grpc_options import (
     MESSAGE_LIMITS,
     bounded,
 )
-from services.common.logs import configure_logging
-from services.common.metrics import tell_build
-from services.common.metrics_server import MetricsServer, Page
 from services.common.open_files import allow_connections
 from services.common.redis import Redis, connect
-from services.common.telemetry import Telemetry
+from services.common.telemetry.logs import configure_logging
+from services.common.telemetry.metrics import tell_build
+from services.common.telemetry.metrics_server import MetricsServer, Page
+from services.common.telemetry.telemetry import Telemetry
 from services.common.transport import Transport, health_server, host_port, listen
 from services.common.versions import version
 from services.common.waiting import first_done

@@ -26,11 +26,11 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
 from prometheus_client import Counter
 
-from services.common.callers import allowed, may_call
-from services.common.certificates import CertificateFiles, channel_credentials, dns_name
 from services.common.config import Settings
 from services.common.grpc_options import HEALTH_CONNECTIONS, Options, bounded
-from services.common.secrets import kept_secret
+from services.common.locks.callers import allowed, may_call
+from services.common.locks.certificates import CertificateFiles, channel_credentials, dns_name
+from services.common.locks.secrets import kept_secret
 
 _Handler = Any  # grpc.RpcMethodHandler, which has no type stubs
 

@@ -7,9 +7,10 @@
 A unary reply has no `End` as a request on a link has, hence the metadata.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -17,8 +18,8 @@ from google.protobuf.message import DecodeError
 
 from protos import common_pb2
 from services.common.errors import PenstockError
-from services.common.spans import Span
-from services.common.telemetry import Telemetry, remote_parent, traceparent
+from services.common.telemetry.spans import Span
+from services.common.telemetry.telemetry import Telemetry, remote_parent, traceparent
 
 TRACEPARENT_KEY = "traceparent"
 RECORD_KEY = "penstock-record-bin"
@@ -103,6 +104,30 @@ async def follow(
         raise _error(error, stage) from None
     finally:
         rpc.cancel()  # where `tell` raised
+
+
+async def converse(
+    method: Any,
+    first: Any,
+    answer: Callable[[Any], Awaitable[Any]],
+    *,
+    span: Span,
+    timeout_s: float,
+    stage: str,
+) -> None:
+    """The same of a method that is told a stream, too: first this, then what `answer` says to each
+    message; None: nothing."""
+    rpc = method(timeout=timeout_s, metadata=((TRACEPARENT_KEY, traceparent(span)),))
+    try:
+        await rpc.write(first)
+        while (message := await rpc.read()) is not grpc.aio.EOF:
+            if (said := await answer(message)) is not None:
+                with suppress(asyncio.InvalidStateError):  # it has ended: reading tells how
+                    await rpc.write(said)
+    except grpc.aio.AioRpcError as error:
+        raise _error(error, stage) from None
+    finally:
+        rpc.cancel()  # where `answer` raised
 
 
 def _bytes_of(trailers: Iterable[Any] | None, key: str) -> bytes:

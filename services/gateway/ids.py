@@ -5,6 +5,9 @@
     vsfb_…   a batch of its files  the same
     req_…    a request           the same
     batch_…  a batch             the same
+    upload_… an upload in parts  the same
+    part_…   one of its parts    the same
+    conv_…   a conversation      the same
     key_…    an API key          12 hex digits, short enough to be typed
 
 Ids come back in paths, bodies and queries, and become parts of Redis keys. A text of another shape
@@ -18,7 +21,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from services.common.errors import PenstockError
+from services.common.errors import PenstockError, invalid
 
 _SHOWN = 100  # characters of a client's text that an error repeats
 _TIME_DIGITS = 14  # of microseconds since 1970
@@ -54,7 +57,15 @@ STORE = IdKind("vs_", "vector store")
 FILE_BATCH = IdKind("vsfb_", "batch of files in this vector store")
 REQUEST = IdKind("req_", "request")
 BATCH = IdKind("batch_", "batch")
+UPLOAD = IdKind("upload_", "upload")
+CONVERSATION = IdKind("conv_", "conversation")
+PART = IdKind("part_", "part of this upload")
 KEY = IdKind("key_", "API key", _KEY_DIGITS)
+
+
+def no_such_item(id: str, param: str) -> PenstockError:
+    """Of a list, where a page is to begin behind it."""
+    return invalid(f"No item '{id[:_SHOWN]}' in this list.", param, stage="gateway")
 
 
 def not_found(what: str, id: str, param: str = "") -> PenstockError:

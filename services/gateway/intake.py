@@ -6,15 +6,18 @@ ever all one tenant's (shares.py).
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import grpc
 
 from services.common.errors import PenstockError, unavailable
-from services.common.shares import Shares
+from services.common.fairness.shares import Shares
 from services.gateway import metrics
+
+Holding = Callable[[int], None]
+"""Counts so many bytes that come into memory, or raises (`Place.hold`)."""
 
 _RETRY_AFTER_S = 1.0
 _LAST_WORDS_S = 1.0  # for what still runs after a drain's grace, to be told so
@@ -80,13 +83,21 @@ class Intake:
         finally:
             place.leave()
 
-    @contextmanager
-    def slot(self, tenant: str) -> Iterator[Place]:
+    def slot(self, tenant: str) -> "Slot":
         """Holds a place among the running requests.
 
         Raises RESOURCE_EXHAUSTED ("too_many_requests") or UNAVAILABLE ("draining"), the latter also
         in a request that still runs when the drain's grace is over.
         """
+        return Slot(self, tenant)
+
+    def attended(self) -> "Attended":
+        """A drain waits for this task, and at the end of its grace ends it: raises UNAVAILABLE
+        ("draining") in it."""
+        return Attended(self)
+
+    def take_slot(self, tenant: str) -> Place:
+        """To be given back. Raises as `slot`."""
         if self.draining:
             raise _shutting_down("this gateway is shutting down")
         if not self._slots.take(tenant):
@@ -95,33 +106,30 @@ class Intake:
                 f"{self._slots.held(tenant)} of your requests run here, and no more fit in now",
             )
         metrics.running.inc()
-        try:
-            with self.visit(tenant) as place, self.attended():
-                yield place
-        finally:
-            self._slots.give_back(tenant)
-            metrics.running.dec()
+        return Place(tenant, self._memory)
 
-    @contextmanager
-    def attended(self) -> Iterator[None]:
-        """A drain waits for this task, and at the end of its grace ends it: raises UNAVAILABLE
-        ("draining") in it."""
+    def give_back_slot(self, place: Place) -> None:
+        place.leave()
+        self._slots.give_back(place.tenant)
+        metrics.running.dec()
+
+    def attend(self) -> "asyncio.Task[Any]":
+        """A drain waits for the current task from here on."""
         task = asyncio.current_task()
         assert task is not None
         self._idle.clear()
         self._tasks[task] += 1
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not self._over or task.uncancel():
-                raise
+        return task
+
+    def leave(self, task: "asyncio.Task[Any]", error: BaseException | None) -> None:
+        """No longer. Raises UNAVAILABLE ("draining") where `error` is that a drain ended it."""
+        self._tasks[task] -= 1
+        if not self._tasks[task]:
+            del self._tasks[task]
+        if not self._tasks:
+            self._idle.set()
+        if isinstance(error, asyncio.CancelledError) and self._over and not task.uncancel():
             raise _shutting_down("this gateway was shut down before the answer was whole") from None
-        finally:
-            self._tasks[task] -= 1
-            if not self._tasks[task]:
-                del self._tasks[task]
-            if not self._tasks:
-                self._idle.set()
 
     async def drain(self, grace_s: float) -> None:
         """Refuses new requests, and returns when the running ones have ended.
@@ -144,6 +152,41 @@ class Intake:
         except TimeoutError:
             return False
         return True
+
+
+class Attended:
+    """A context manager: each request is in one as long as it takes, and a generator for it would
+    be 400 bytes."""
+
+    __slots__ = ("_intake", "_task")
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+
+    def __enter__(self) -> None:
+        self._task = self._intake.attend()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._intake.leave(self._task, error)
+
+
+class Slot:
+    """Likewise."""
+
+    __slots__ = ("_intake", "_place", "_task", "_tenant")
+
+    def __init__(self, intake: Intake, tenant: str) -> None:
+        self._intake = intake
+        self._tenant = tenant
+
+    def __enter__(self) -> Place:
+        self._place = self._intake.take_slot(self._tenant)
+        self._task = self._intake.attend()
+        return self._place
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._intake.give_back_slot(self._place)
+        self._intake.leave(self._task, error)
 
 
 def _shutting_down(message: str) -> PenstockError:

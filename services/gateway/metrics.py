@@ -5,8 +5,8 @@ from itertools import product
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from services.common.metrics import from_zero
-from services.common.tally import Tally
+from services.common.telemetry.metrics import from_zero
+from services.common.telemetry.tally import Tally
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -158,6 +158,15 @@ issuer_looks = from_zero(
 )
 retrieval_skipped = Counter(
     "penstock_gateway_retrieval_skipped_total", "Answered without the passages asked for", ["why"]
+)
+reranked = from_zero(
+    Counter(
+        "penstock_gateway_reranked_total",
+        "Searches whose passages a model is to rank anew: reranked by it; or left as they were, "
+        "for it was late, or failed (it is not served, say, or may not be used)",
+        ["outcome"],
+    ),
+    ("reranked", "late", "failed"),
 )
 rewritten = from_zero(
     Counter(

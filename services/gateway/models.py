@@ -22,7 +22,8 @@ _PATIENCE_S = 5.0  # for a tokenizer to appear: a restart, an upgrade
 
 
 class ModelCatalog:
-    """A view of the tokenizers' models, renewed in the background while it is used."""
+    """A view of the tokenizers' models. Who asks for all of them gets what is served now; a request
+    for one that was known goes on, and the view is renewed in the background while it is used."""
 
     def __init__(self, tokenizers: Peers) -> None:
         self._tokenizers = tokenizers
@@ -32,9 +33,9 @@ class ModelCatalog:
         self._renewal: asyncio.Task[None] | None = None
 
     async def all(self) -> list[ModelInfo]:
-        """By name. Raises UNAVAILABLE when no tokenizer was ever reached."""
-        if self._models is None:
-            await self._look()
+        """By name, those of now; while no tokenizer answers, those of before. Raises UNAVAILABLE
+        when none was ever reached."""
+        await self._look()
         known = self._known()
         return [known[name] for name in sorted(known)]
 

@@ -9,22 +9,23 @@ from functools import partial
 import grpc
 
 from services.common.blobs import Blobs
-from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings, Settings
-from services.common.fair_threads import FairThreads
-from services.common.give_back import map_large_pieces
-from services.common.metrics import BoundedNames
-from services.common.metrics_server import Page
+from services.common.fairness.fair_threads import FairThreads
+from services.common.give_back import keep_pages
+from services.common.locks.certificates import CertificateFiles
 from services.common.peers import Peers
 from services.common.policy import PolicyFile
 from services.common.redis import Redis
 from services.common.service import Service
-from services.common.telemetry import Telemetry
+from services.common.telemetry.metrics import BoundedNames
+from services.common.telemetry.metrics_server import Page
+from services.common.telemetry.telemetry import Telemetry
 from services.common.transport import host_port
 from services.gateway.api.admin.routes import admin_application, admin_settings
 from services.gateway.api.grpc.server import GrpcServer
 from services.gateway.api.resources.files import delete_unused
 from services.gateway.api.rest.routes import application
+from services.gateway.api.rest.turns import turn_of
 from services.gateway.batches.batches import Batches, Control
 from services.gateway.batches.lines import Lines
 from services.gateway.connections.http_server import HttpServer
@@ -35,21 +36,27 @@ from services.gateway.metering.meter import Meter
 from services.gateway.models import ModelCatalog
 from services.gateway.neighbours import Neighbours, address
 from services.gateway.parts import Gateway
+from services.gateway.runs.conversations.conversations import Conversations
+from services.gateway.runs.known_scores import KnownScores
 from services.gateway.runs.lasting.runs import Runs
 from services.gateway.runs.records import Records
 from services.gateway.runs.shared_records import SharedRecords
-from services.gateway.stores.file_expiry import FileExpiry
-from services.gateway.stores.files import Files
-from services.gateway.stores.indexing import Indexing
-from services.gateway.stores.orphans import Orphans
-from services.gateway.stores.reindexing import Reindexing
-from services.gateway.stores.retrieval_client import RetrievalClient
-from services.gateway.stores.store_records import StoreRecords
-from services.gateway.stores.vector_stores import VectorStores
+from services.gateway.stores.files.file_expiry import FileExpiry
+from services.gateway.stores.files.files import Files
+from services.gateway.stores.files.orphans import Orphans
+from services.gateway.stores.files.uploads import Uploads
+from services.gateway.stores.indexing.indexing import Indexing
+from services.gateway.stores.indexing.reindexing import Reindexing
+from services.gateway.stores.indexing.served_embedders import ServedEmbedders
+from services.gateway.stores.lookout import Lookout
+from services.gateway.stores.retrieval.client import RetrievalClient
+from services.gateway.stores.vector_stores.store_records import StoreRecords
+from services.gateway.stores.vector_stores.vector_stores import VectorStores
 from services.gateway.targets import Targets
 
 _LAST_WORDS_S = 2.0  # of calls that outlast the grace
 _GC_THRESHOLDS = (5_000, 10, 10)
+_LOOKS_FOR_UPLOADS_EVERY_S = 30.0
 
 
 class GatewayService(Service):
@@ -68,6 +75,9 @@ class GatewayService(Service):
         self._expiry = FileExpiry(
             redis, settings.namespace, self.gateway.files, partial(delete_unused, self.gateway)
         )
+        turn = f"{settings.namespace}:{{files}}:uploads:turn"
+        look, what = self.gateway.uploads.look, "uploads that expired"
+        self._unfinished = Lookout(redis, turn, _LOOKS_FOR_UPLOADS_EVERY_S, look, what)
         self._targets = Targets(redis, settings)
         self._neighbours = Neighbours(redis, settings, id)
         self._http: HttpServer | None = None
@@ -79,7 +89,7 @@ class GatewayService(Service):
         # A large body is parsed into up to 260,000 objects at once. By default Python looks for
         # garbage after every 700 new ones, which makes most of that parse's time.
         gc.set_threshold(*_GC_THRESHOLDS)
-        map_large_pieces()
+        keep_pages()
         intake = self.gateway.intake
         await self._blobs.claim(self.redis)
         await self.gateway.policy.start()
@@ -89,6 +99,7 @@ class GatewayService(Service):
         self.gateway.files.room.start()
         self._orphans.start()
         self._expiry.start()
+        self._unfinished.start()
         await self.gateway.tokenizers.start()
         await self.gateway.retrieval.start()
         self.gateway.runs.start(self.gateway)
@@ -189,6 +200,7 @@ class GatewayService(Service):
         await self.gateway.records.stop()
         await self._orphans.stop()
         await self._expiry.stop()
+        await self._unfinished.stop()
         await self.gateway.files.room.stop()
         await self.gateway.models.stop()
         await self.gateway.retrieval.stop()
@@ -204,7 +216,7 @@ def _assemble(
     policy = PolicyFile.of_settings(settings.policy)
     retrieval = RetrievalClient(redis, settings, policy)
     files = Files(redis, namespace, own, blobs)
-    store_records = StoreRecords(redis, namespace, own.max_files_in_stores)
+    store_records = StoreRecords(redis, namespace, own.max_files_in_stores, own.max_attribute_bytes)
     identity = Identity(settings, redis)
     tenants_told = BoundedNames(own.tenants_in_metrics)
     meter = Meter.of(redis, settings, tenants_told)
@@ -217,6 +229,7 @@ def _assemble(
         telemetry,
         jobs,
         identity.standing,
+        ServedEmbedders(settings, tokenizers, telemetry),
         settings.retrieval.max_document_chars,
     )
     reindexing = Reindexing(
@@ -241,11 +254,14 @@ def _assemble(
         retrieval=retrieval,
         policy=policy,
         files=files,
+        uploads=Uploads(redis, namespace, own, blobs, files),
         stores=stores,
-        runs=Runs(redis, namespace, id, settings.runs),
+        runs=Runs(redis, namespace, id, settings.runs, turn_of),
+        conversations=Conversations(redis, namespace, settings.runs, own.max_messages, files.room),
         jobs=jobs,
         batches=Batches(redis, namespace, settings.jobs, jobs, files),
         records=Records(own.records_kept, SharedRecords(redis, namespace, own, files.room)),
+        scores=KnownScores(settings.retrieval.cache_max_age_s),
         intake=Intake(own.max_requests, own.max_held_bytes),
         threads=FairThreads(1, "gateway"),
         tenants_told=tenants_told,

@@ -20,7 +20,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from services.common.errors import PenstockError
-from services.common.shares import Shares
+from services.common.fairness.shares import Shares
 from services.retrieval import metrics
 from services.retrieval.embedding_model import Read
 
@@ -117,7 +117,7 @@ class Embedder:
         job = _Job(tenant, texts, by_length, len(texts), take, [None] * len(texts), done)
         self._open.add(job)
         turns.setdefault(tenant, deque()).append(job)
-        metrics.EMBED_WAITING_TEXTS.set(self._waiting.taken)
+        metrics.EMBED_WAITING_TEXTS.inc(len(texts))
         self._wake.set()
         try:
             return await done
@@ -194,7 +194,7 @@ class Embedder:
 
     def _handed_out(self, job: _Job, texts: int = 1) -> None:
         self._waiting.give_back(job.tenant, texts)
-        metrics.EMBED_WAITING_TEXTS.set(self._waiting.taken)
+        metrics.EMBED_WAITING_TEXTS.dec(texts)
 
 
 def _one_thread() -> None:

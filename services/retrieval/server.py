@@ -1,9 +1,11 @@
 """The retrieval service: its parts, its calls, their deadlines, and drain."""
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,30 +15,30 @@ from protos import retrieval_pb2 as pb
 from protos import retrieval_pb2_grpc
 from services.common import retrieval_abilities
 from services.common.blobs import Blobs
-from services.common.config import Settings
 from services.common.errors import PenstockError, unavailable
-from services.common.metrics_server import Page
 from services.common.policy import PolicyFile
 from services.common.service import Service
-from services.common.spans import Span
+from services.common.telemetry.metrics_server import Page
+from services.common.telemetry.spans import Span
 from services.common.unary import serving
 from services.retrieval import metrics, pipeline
+from services.retrieval.assembly import (
+    SHARE_OF_TIMEOUT,
+    Model,
+    of_model,
+    points_of,
+    refuse_same_names,
+    room,
+    told,
+)
 from services.retrieval.cache.revisions import Revisions
 from services.retrieval.cache.searches import Searches
-from services.retrieval.documents.chunkers import Chunkers
-from services.retrieval.documents.chunks import Limits, ProcessOptions
-from services.retrieval.embedder import Embedder
 from services.retrieval.embedding_model import EmbeddingModel
 from services.retrieval.index.calls import Calls
-from services.retrieval.index.edge import EdgePoints
-from services.retrieval.index.layout import Layout
-from services.retrieval.index.points import Points
-from services.retrieval.index.server import ServerPoints
 from services.retrieval.index.store import Store
 from services.retrieval.pipeline import Parts
-from services.retrieval.prototypes import Prototypes
-
-_SHARE_OF_TIMEOUT = 0.8  # so that a search with a slow store can still say so in its own time
+from services.retrieval.pipeline.parts import OfModel
+from services.retrieval.served_model import ServedModel
 
 _SEARCHING_SHARE = 0.9  # of the time that a search has
 _READING_S = 600.0  # of a file, before it is stored
@@ -59,43 +61,41 @@ class RetrievalService(Service):
         own = self.settings.retrieval
         self._policy = PolicyFile.of_settings(self.settings.policy)
         await self._policy.start()
-        model = await asyncio.to_thread(EmbeddingModel.load, own.embedding_model)
-        _refuse_large_chunks(own.chunk_tokens, model)
-        embedder = Embedder(model.read, lambda: model.steps)
-        calls = Calls(_points(self.settings, model), own.timeout_s * _SHARE_OF_TIMEOUT)
-        chunkers = Chunkers(
-            ProcessOptions(
-                folder=str(model.folder),
-                max_chunks=own.max_document_chunks,
-                cpu_s=own.chunking_cpu_s,
-                memory_bytes=own.chunking_memory_bytes,
-                limits=Limits(
-                    chars=own.max_document_chars,
-                    pages=own.max_document_pages,
-                    unpacked_bytes=own.max_unpacked_bytes,
-                ),
-            )
-        )
+        models = [await asyncio.to_thread(EmbeddingModel.load, own.embedding_model)]
+        for name, spec in own.embedders.items():
+            models.append(await asyncio.to_thread(EmbeddingModel.load, spec, name))
+        served = [ServedModel(*one, models[0]) for one in own.served_embedders.items()]
+        all_of_them: list[Model] = [*models, *served]
+        refuse_same_names(all_of_them)
+        calls = Calls(points_of(self.settings, all_of_them), own.timeout_s * SHARE_OF_TIMEOUT)
         revisions = Revisions(self.redis, self.settings.namespace, _WRITE_S)
         blobs = Blobs.of(self.settings)
         await blobs.claim(self.redis)
+        first, *others = [of_model(own, model, calls, revisions) for model in models]
+        others += [
+            replace(first, model=model, store=Store(calls, revisions, model.fingerprint))
+            for model in served
+        ]
         self.parts = Parts(
             own,
             blobs,
             self.telemetry,
-            model,
-            chunkers,
-            embedder,
+            first.model,
+            first.chunkers,
+            first.embedder,
             calls,
-            Store(calls, revisions),
+            first.store,
             self._policy,
-            Prototypes(model, embedder),
+            first.prototypes,
             Searches(own, revisions),
+            {one.model.name: one for one in others},
         )
-        embedder.start()
-        # The first pass is the slowest.
-        await embedder.embed("", [model.reader.query("ready?").ids])
-        await asyncio.gather(calls.open(), chunkers.start())
+        for one in self._of_models(here=True):
+            one.embedder.start()
+            # The first pass is the slowest.
+            await one.embedder.embed("", [one.model.reader.query("ready?").ids])
+        starting = [one.chunkers.start() for one in self._of_models(here=True)]
+        await asyncio.gather(calls.open(), *starting)
         self.servicer = Servicer(self.parts)
         retrieval_pb2_grpc.add_RetrievalServicer_to_server(self.servicer, server)
 
@@ -106,16 +106,24 @@ class RetrievalService(Service):
         return {
             "embedding_model": model.name,
             "embedder": model.fingerprint,
+            "embedders": json.dumps({one.model.name: told(one) for one in self._of_models()}),
             "dimension": str(model.dimension),
             "max_tokens": str(model.reader.max_tokens),
-            "max_chunk_tokens": str(model.reader.max_tokens - model.reader.special_tokens),
+            "max_chunk_tokens": str(room(model)),
             "store": self.parts.calls.kind,
             **retrieval_abilities.told(),
         }
 
     def check(self) -> None:
+        for one in self._of_models(here=True):
+            one.embedder.check()
+
+    def _of_models(self, *, here: bool = False) -> "list[Parts | OfModel]":
+        """`here`: without those that are served, which have nothing of their own that runs."""
+        each: list[Parts | OfModel] = []
         if self.parts is not None:
-            self.parts.embedder.check()
+            each = [self.parts, *self.parts.others.values()]
+        return [one for one in each if not (here and isinstance(one.model, ServedModel))]
 
     async def drain(self, grace_s: float) -> None:
         if self.servicer is not None:
@@ -128,9 +136,11 @@ class RetrievalService(Service):
         if self._policy is not None:
             await self._policy.stop()
         if self.parts is not None:
-            await self.parts.chunkers.stop()
-            await self.parts.embedder.stop()
-            await self.parts.store.finish()
+            for one in self._of_models(here=True):
+                await one.chunkers.stop()
+                await one.embedder.stop()
+            for one in self._of_models():
+                await one.store.finish()
             await self.parts.calls.close()
             self.parts.questions.stop()
             self.parts.texts.stop()
@@ -158,6 +168,24 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
     async def Index(self, request: pb.IndexRequest, context: Any) -> None:
         async def work(parts: Parts, request: pb.IndexRequest, span: Span) -> None:
             await pipeline.index(parts, request, span, context.write)
+
+        await self._serve("index", work, request, context)
+
+    async def IndexServed(self, turns: Any, context: Any) -> None:
+        first = await context.read()
+        request = first.request if first is not grpc.aio.EOF else pb.IndexRequest()
+
+        async def ask(texts: Sequence[str]) -> pb.TextVectors:
+            await context.write(pb.IndexNews(wanted=pb.WantedVectors(texts=texts)))
+            turn = await context.read()
+            if turn is grpc.aio.EOF:
+                why = "who asked for the document to be indexed tells no more vectors"
+                raise unavailable(why, stage="retrieval", reason="caller_left")
+            told: pb.TextVectors = turn.vectors
+            return told
+
+        async def work(parts: Parts, request: pb.IndexRequest, span: Span) -> None:
+            await pipeline.index(parts, request, span, context.write, ask)
 
         await self._serve("index", work, request, context)
 
@@ -233,27 +261,3 @@ class Servicer(retrieval_pb2_grpc.RetrievalServicer):
                 self._idle.set()
             metrics.REQUESTS.labels(method, outcome).inc()
             metrics.REQUEST_SECONDS.labels(method).observe(time.monotonic() - began)
-
-
-def _points(settings: Settings, model: EmbeddingModel) -> Points:
-    layout = Layout(
-        str(settings.data_dir), settings.namespace, model.name, model.fingerprint, model.dimension
-    )
-    if not settings.qdrant_url:
-        return EdgePoints(layout)
-    return ServerPoints(
-        layout,
-        settings.qdrant_url,
-        settings.qdrant_api_key.get_secret_value() or None,
-        settings.qdrant_ca,
-        settings.retrieval.timeout_s * _SHARE_OF_TIMEOUT,
-    )
-
-
-def _refuse_large_chunks(size: int, model: EmbeddingModel) -> None:
-    room = model.reader.max_tokens - model.reader.special_tokens
-    if size > room:
-        raise ValueError(
-            f"chunks of {size} tokens do not fit the window of {model.name}: at most {room} "
-            "(PENSTOCK_RETRIEVAL__CHUNK_TOKENS)"
-        )

@@ -11,6 +11,8 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
+from services.common.checkpoints.tokenizer_file import read_tokenizer
+
 _CHARS_PER_TOKEN = 100  # no text of more characters than this per token of the window is tokenized
 
 
@@ -86,7 +88,7 @@ def _tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ValueError(f"embedding model {folder}: it has no tokenizer.json")
-    tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = read_tokenizer(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

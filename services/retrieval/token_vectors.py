@@ -42,14 +42,14 @@ class Projection:
 
     def of(self, states: np.ndarray) -> np.ndarray:
         """float32 [..., dimension] to [..., size], of unit length."""
-        return _unit(states @ self._axes)
+        return unit(states @ self._axes)
 
 
 def few(tokens: np.ndarray, together: int = 1) -> np.ndarray:
     """Float32 [tokens, size], at least one, to [at most MOST, size], of unit length: so many
     neighbours as one, or more."""
     together = max(together, -(-len(tokens) // MOST))
-    return _unit(np.add.reduceat(tokens, np.arange(0, len(tokens), together)))
+    return unit(np.add.reduceat(tokens, np.arange(0, len(tokens), together)))
 
 
 def packed(tokens: np.ndarray) -> str:
@@ -61,8 +61,8 @@ def packed(tokens: np.ndarray) -> str:
 
 
 def unpacked(stored: object, size: int) -> np.ndarray | None:
-    """float32 [some half of its tokens, size], of unit length. None where there are none, or not
-    such ones."""
+    """int8 [some half of its tokens, size]: directions alone, see `unit`. None where there are
+    none, or not such ones."""
     if not isinstance(stored, str):
         return None
     try:
@@ -71,11 +71,12 @@ def unpacked(stored: object, size: int) -> np.ndarray | None:
         return None
     if content[:1] != _HEADER or len(content) == 1 or (len(content) - 1) % size:
         return None
-    numbers = np.frombuffer(content, np.int8, offset=1).reshape(-1, size)
-    return _unit(numbers.astype(np.float32))
+    return np.frombuffer(content, np.int8, offset=1).reshape(-1, size)
 
 
-def _unit(x: np.ndarray) -> np.ndarray:
+def unit(x: np.ndarray) -> np.ndarray:
+    """float32 of the same shape, each of unit length, or zeros; quickest of many at once."""
+    x = x.astype(np.float32, copy=False)
     length = np.linalg.norm(x, axis=-1, keepdims=True)
     unit: np.ndarray = x / np.maximum(length, np.float32(1e-12))
     return unit

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from protos import common_pb2, router_pb2, worker_pb2
 from services.common.link import LinkCall
+from services.common.packed_ids import count
 from services.router import metrics
 
 _FINAL = (common_pb2.FINISH_STOP, common_pb2.FINISH_LENGTH)
@@ -26,6 +27,7 @@ class Answer:
     def __init__(self, request: router_pb2.GenerateRequest, call: LinkCall) -> None:
         self.request = request
         self.before = int(request.generated_prefix)
+        self.prompt_tokens = count(request.prompt_token_ids)  # `before` included
         self.tokens: list[int] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.cached_tokens = 0  # of the prompt, where it was first computed
@@ -61,7 +63,7 @@ class Answer:
         """Tokens that are charged here: those before were charged where they were made, and the
         prompt of several choices with the first of them."""
         other = self.before or self.request.choice  # pays for the prompt, or has paid
-        return len(self.tokens) + (0 if other else len(self.request.prompt_token_ids))
+        return len(self.tokens) + (0 if other else self.prompt_tokens)
 
     def take(self, delta: worker_pb2.TokenDelta, payload: bytes) -> None:
         """Sends one delta on; `payload` is the same, serialized."""
@@ -91,7 +93,7 @@ class Answer:
     def usage(self) -> common_pb2.Usage:
         """Of the whole request, up to now."""
         return common_pb2.Usage(
-            prompt_tokens=len(self.request.prompt_token_ids) - self.before,
+            prompt_tokens=self.prompt_tokens - self.before,
             cached_tokens=self.cached_tokens,
             completion_tokens=self.before + len(self.tokens),
         )

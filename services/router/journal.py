@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from protos import common_pb2
-from services.common.telemetry import decision
+from services.common.telemetry.telemetry import decision
 from services.router.admission import LANE_NAMES, Ticket
 from services.router.answer import Answer
 from services.router.breaker import State

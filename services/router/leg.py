@@ -1,8 +1,7 @@
 """One request on one worker: what its end means, and what it says about the worker."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 import grpc
 
@@ -61,7 +60,8 @@ class Way:
 
 
 class Leg:
-    """One request on one worker's link. `deltas` counts what came from it."""
+    """One request on one worker's link, to be closed in the end (`async with`). `deltas` counts
+    what came from it."""
 
     def __init__(
         self, worker: Worker, work: worker_pb2.WorkRequest, prefill_tokens: int, way: Way
@@ -79,7 +79,8 @@ class Leg:
             on_item=self._on_item,
         )
         self._proves = way.proves
-        self.ended = asyncio.ensure_future(self._request.ended())
+        self._record = way.record
+        self.ended = self._request.outcome
         self.ended.add_done_callback(self._judge)
 
     def failure(self) -> WorkerLostError | PenstockError | None:
@@ -104,21 +105,23 @@ class Leg:
         await asyncio.wait([self.ended], timeout=SETTLE_S)
 
     def stop(self) -> None:
-        """Asks it to end, now. Does nothing when it has ended."""
+        """Asks it to end, now."""
         self.worker.answered(self._sent)
-        self._attempt.left()
-        self._request.stop()
+        if not self.ended.done():  # else its end is judged, in this turn or the next
+            self._attempt.left()
+            self._request.stop()
 
-    async def close(self, record: common_pb2.Record) -> None:
-        """Stops it if it still runs, and adds its spans to `record` if they come soon."""
+    async def __aenter__(self) -> "Leg":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stops it if it still runs, and adds its spans to the way's record if they come soon."""
         self.stop()
         try:
             await self.settle()
         finally:
             self._request.cancel()
-            if self.ended.done() and not self.ended.cancelled():
-                record.MergeFrom(self.ended.result().record)
-            self.ended.cancel()
+            self._record.MergeFrom(self.ended.result().record)
 
     def _on_item(self, payload: bytes) -> None:
         self.worker.answered(self._sent)
@@ -128,9 +131,6 @@ class Leg:
 
     def _judge(self, ended: "asyncio.Future[End]") -> None:
         """What its end says about its worker."""
-        if ended.cancelled():
-            self._attempt.left()
-            return
         error = PenstockError.from_status(ended.result().status)
         if error.code is grpc.StatusCode.OK and self._proves:
             self._attempt.succeeded()
@@ -142,15 +142,3 @@ class Leg:
             self._attempt.lost()
         else:
             self._attempt.left()
-
-
-@asynccontextmanager
-async def opened(
-    worker: Worker, work: worker_pb2.WorkRequest, prefill_tokens: int, way: Way
-) -> AsyncIterator[Leg]:
-    """A leg that is closed in the end."""
-    leg = Leg(worker, work, prefill_tokens, way)
-    try:
-        yield leg
-    finally:
-        await leg.close(way.record)

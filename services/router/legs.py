@@ -14,9 +14,10 @@ from typing import Any
 
 from protos import common_pb2, worker_pb2
 from services.common.errors import PenstockError, unavailable
+from services.common.packed_ids import pack
 from services.common.waiting import first_done
 from services.router.answer import Answer
-from services.router.leg import HAND_OVER, Leg, Way, WorkerLostError, opened
+from services.router.leg import HAND_OVER, Leg, Way, WorkerLostError
 from services.router.placement import Plan
 from services.router.workers import Worker
 
@@ -47,7 +48,9 @@ async def _unsplit(plan: Plan, answer: Answer, way: Way) -> None:
 
     work = _work(answer, worker_pb2.WorkRequest.UNSPLIT)
     work.alone_tokens = way.alone_tokens
-    async with opened(plan.decode, work, plan.uncached_tokens, way) as leg:
+    leg = Leg(plan.decode, work, plan.uncached_tokens, way)
+    del work  # as long as the prompt, and of no use while its tokens come
+    async with leg:
         leg.on_delta = forward
         await first_done(leg.ended, answer.done, way.recalled)
         if answer.finished:
@@ -85,8 +88,8 @@ async def _split(plan: Plan, prefill: Worker, answer: Answer, way: Way) -> None:
     compute.push_to.address = plan.decode.replica.address
     compute.push_to.host_id = plan.decode.replica.host_id
     async with (
-        opened(plan.decode, reserve, 0, way) as then,
-        opened(prefill, compute, plan.uncached_tokens, way) as first,
+        Leg(plan.decode, reserve, 0, way) as then,
+        Leg(prefill, compute, plan.uncached_tokens, way) as first,
     ):
         first.on_delta, then.on_delta = from_prefill, from_decode
         try:
@@ -179,13 +182,12 @@ def _work(
         caller=request.caller,
         model=request.model,
         checkpoint=request.checkpoint,
-        prompt_token_ids=request.prompt_token_ids,
+        prompt_token_ids=request.prompt_token_ids + pack(answer.tokens),
         generated_prefix=answer.before + len(answer.tokens),
         sampling=request.sampling,
         mode=mode,
         transfer_id=transfer_id,
     )
-    work.prompt_token_ids.extend(answer.tokens)
     work.sampling.max_tokens = answer.tokens_left
     if request.HasField("pooling"):
         work.pooling.CopyFrom(request.pooling)

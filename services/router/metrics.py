@@ -6,8 +6,8 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.common.metrics import from_zero
-from services.common.tally import Tally
+from services.common.telemetry.metrics import from_zero
+from services.common.telemetry.tally import Tally
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -35,6 +35,7 @@ failovers = from_zero(
         "peer_stalled",
         "kv_transfer",
         "link_congested",
+        "no_adapter",
         "peer_lost",
         "other_checkpoint",
         "too_many_requests",

@@ -8,19 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import grpc
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from protos import common_pb2, router_pb2
 from services.common.config import Settings
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
+from services.common.packed_ids import count, pack
 from services.common.served_models import ServedModels
-from services.common.spans import Span
-from services.common.telemetry import Telemetry, remote_parent, traceparent
+from services.common.telemetry.spans import Span
+from services.common.telemetry.telemetry import Telemetry, remote_parent, traceparent
 from services.router import metrics
-from services.router.admission import LANE_NAMES, Admission, Ticket
+from services.router.admission import LANE_NAMES, Admission, Ticket, not_served
 from services.router.answer import Answer
+from services.router.block_index import Reach
 from services.router.chains import chains_of
 from services.router.journal import Journal
 from services.router.leg import DRAINING, Way, WorkerLostError
@@ -63,7 +64,7 @@ class Router:
 async def generate(router: Router, call: LinkCall, journal: Journal, span: Span) -> str:
     """Admits, places, runs; goes on elsewhere when a worker is lost. Its outcome, as it is counted.
     Raises PenstockError."""
-    request = parse(call.payload)
+    request, call.payload = parse(call.payload), b""  # which it holds no longer
     if request.warm:
         await _warm(router, request, call, journal, span)
         return "warmed"  # nobody's request
@@ -75,7 +76,7 @@ async def generate(router: Router, call: LinkCall, journal: Journal, span: Span)
     lost: list[WorkerLostError] = []
     try:
         case.raise_if_refused()
-        await _raise_unless_known(router, request.model)
+        await _raise_unless_served(router, request.model)
 
         try:
             with router.telemetry.span("admit", span):
@@ -129,7 +130,7 @@ async def _warm(
 ) -> None:
     """A prompt whose blocks alone are wanted, and only while nobody waits."""
     router.quarantine.case(request).raise_if_refused()
-    await _raise_unless_known(router, request.model)
+    await _raise_unless_served(router, request.model)
     nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     way = Way(
         call.deadline,
@@ -151,7 +152,7 @@ async def _warm(
 async def serve(router: Router, call: LinkCall) -> None:
     """Runs one GenerateRequest to its end; the call carries its tokens, or the error."""
     journal = Journal()
-    status = _INTERNAL.to_status()  # until it is known better: no way out may look like success
+    status: common_pb2.Status | None = None  # unknown: no way out may look like success
     outcome = "cancelled"
     try:
         with router.telemetry.span("router", remote_parent(call.traceparent)) as span:
@@ -169,6 +170,8 @@ async def serve(router: Router, call: LinkCall) -> None:
                 log.exception("a request of %s failed in its router", call.peer)
     finally:  # a cancelled request tells its record too
         metrics.ended.labels(outcome).inc()
+        if status is None:
+            status = _INTERNAL.to_status()
         call.end(status, router.telemetry.record(span, journal.decisions, journal.below))
 
 
@@ -176,7 +179,8 @@ def parse(payload: bytes) -> router_pb2.GenerateRequest:
     """The request, whole and in range; raises INVALID_ARGUMENT."""
     try:
         request = router_pb2.GenerateRequest.FromString(payload)
-    except DecodeError:
+        prompt_tokens = count(request.prompt_token_ids)
+    except (DecodeError, ValueError):
         raise invalid("not a GenerateRequest", "", stage="router") from None
     caller = request.caller
     faults = {
@@ -184,8 +188,8 @@ def parse(payload: bytes) -> router_pb2.GenerateRequest:
         "caller.priority": caller.priority not in LANE_NAMES,
         "caller.weight": not 0 < caller.weight < float("inf"),
         "checkpoint": not request.checkpoint,
-        "prompt_token_ids": not request.prompt_token_ids,
-        "generated_prefix": request.generated_prefix >= max(1, len(request.prompt_token_ids)),
+        "prompt_token_ids": not prompt_tokens,
+        "generated_prefix": request.generated_prefix >= max(1, prompt_tokens),
         "sampling.max_tokens": not request.sampling.max_tokens,
         "pooling": request.HasField("pooling") and request.generated_prefix,
     }
@@ -214,16 +218,10 @@ def _ticket(answer: Answer) -> Ticket:
     )
 
 
-async def _raise_unless_known(router: Router, model: str) -> None:
+async def _raise_unless_served(router: Router, model: str) -> None:
     """Raises NOT_FOUND for a model that nobody serves."""
     if model not in router.workers.models() and not await router.models.has(model):
-        raise PenstockError(
-            grpc.StatusCode.NOT_FOUND,
-            f"the model {model!r} does not exist",
-            stage="router",
-            param="model",
-            reason="model_not_found",
-        )
+        raise not_served(model)
 
 
 async def _some_workers(router: Router, answer: Answer, case: Case) -> list[Worker]:
@@ -231,7 +229,7 @@ async def _some_workers(router: Router, answer: Answer, case: Case) -> list[Work
     its case; waits for one while there is none, and in the end takes any that is ready.
 
     Raises UNAVAILABLE after the patience; at once where another checkpoint has taken the place of
-    the request's, which no token was made with yet.
+    the request's, which no token was made with yet; NOT_FOUND as soon as nobody serves the model.
     """
     model, checkpoint = answer.request.model, answer.request.checkpoint
     until = time.monotonic() + router.settings.router.worker_patience_s
@@ -242,8 +240,11 @@ async def _some_workers(router: Router, answer: Answer, case: Case) -> list[Work
                 stage="router",
                 reason="checkpoint_replaced",
             )
+        await _raise_unless_served(router, model)
         ready = router.workers.ready(model, checkpoint)
         left_s = until - time.monotonic()
+        # Asked for first: what becomes sound between the two is found, not waited for in vain.
+        next_s = router.workers.next_try_s(model, checkpoint)
         sound = [w for w in router.workers.sound(model, checkpoint) if case.may_run_on(w)]
         if sound or (ready and left_s <= 0):
             return sound or ready
@@ -251,7 +252,7 @@ async def _some_workers(router: Router, answer: Answer, case: Case) -> list[Work
             raise unavailable(
                 f"no worker for {model!r} is available", stage="router", reason="no_worker"
             )
-        await router.workers.changed(min(left_s, router.workers.next_try_s(model, checkpoint)))
+        await router.workers.changed(min(left_s, next_s))
 
 
 async def _place(router: Router, answer: Answer, split: SplitMode, case: Case) -> Placement:
@@ -261,21 +262,22 @@ async def _place(router: Router, answer: Answer, split: SplitMode, case: Case) -
     before another one's place is chosen.
     """
     request = answer.request
-    token_ids = np.array(request.prompt_token_ids, np.uint32)  # a copy of memory, no list of ints
-    if answer.tokens:
-        token_ids = np.append(token_ids, np.array(answer.tokens, np.uint32))
-    sizes = {w.block_size for w in router.workers.ready(request.model, request.checkpoint)}
-    index = router.workers.index
-    chains = await chains_of(index, token_ids, request.caller.tenant, sizes)
+    token_ids = request.prompt_token_ids + pack(answer.tokens)
+    ready = router.workers.ready(request.model, request.checkpoint)
+    index, tenant = router.workers.index, request.caller.tenant
+    chains = await chains_of(index, token_ids, tenant, request.checkpoint, ready)
     workers = await _some_workers(router, answer, case)
     case.raise_if_refused()
     matched: dict[int, int] = {}
+    below: dict[int, Reach] = {}
     for chain in chains:
         matched.update(index.match(chain))
+        below.update(index.match_below(chain))
     ask = Ask(
-        prompt_tokens=len(token_ids),
+        prompt_tokens=answer.prompt_tokens + len(answer.tokens),
         max_tokens=answer.tokens_left,
         matched=matched,
+        below=below,
         split=split,
         split_min_tokens=router.settings.router.split_min_tokens,
         prompt_alone=request.HasField("pooling"),

@@ -9,10 +9,11 @@ Pure functions over the workers' views: no I/O, nothing remembered.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal
 
+from services.router.block_index import Reach
 from services.router.workers import DECODE_ROLES, PREFILL_ROLES, Worker
 
 SplitMode = Literal["auto", "always", "never"]
@@ -35,6 +36,8 @@ REMAINING_TOKENS = 64
 # Handing KV over: one round trip to reserve and one to commit, and bytes at a pessimistic rate.
 HANDOVER_S = 0.01
 HANDOVER_TOKENS_PER_S = {True: 1_000_000.0, False: 100_000.0}  # on one host; between hosts
+# Blocks on disk, against computing them, until a worker has measured its own.
+PRIOR_LOADS_FASTER = 5.0
 # Pairs of prefill and decode workers weighed: the best few of each side.
 PAIR_POOL = 4
 # Candidates named in the why-record.
@@ -51,6 +54,7 @@ class Ask:
     split: SplitMode
     split_min_tokens: int
     prompt_alone: bool = False  # nothing is decoded
+    below: Mapping[int, Reach] = field(default_factory=dict)  # likewise, with blocks on disk
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Plan:
     ttft_s: float
     itl_s: float
     cost_s: float
+    loaded_tokens: int = 0  # of the cached ones: from disk
 
     @property
     def first(self) -> Worker:
@@ -203,7 +208,7 @@ def _best_ends(
 
 
 def _unsplit(ask: Ask, worker: Worker, rates: Rates) -> Plan:
-    cached, uncached = _cached(ask, worker)
+    cached, uncached, loaded = _reach(ask, worker, rates)
     ttft_s = _slot_wait_s(worker, rates) + _prefill_s(ask, worker, rates)
     # Each sequence that decodes there stands still while this prompt's chunks are computed. An idle
     # decode worker counts as one sequence: it keeps its pace for whoever comes next.
@@ -211,32 +216,62 @@ def _unsplit(ask: Ask, worker: Worker, rates: Rates) -> Plan:
     interference_s = standing * uncached / rates.prefill_tokens_per_s
     itl_s = _itl_s(worker, rates)
     cost_s = ttft_s + _output(ask) * itl_s + interference_s + _no_room_s(ask, worker, rates)
-    return Plan(worker, None, cached, uncached, ttft_s, itl_s, cost_s)
+    return Plan(worker, None, cached, uncached, ttft_s, itl_s, cost_s, loaded)
 
 
 def _split(ask: Ask, first: Worker, then: Worker, rates: Rates, then_rates: Rates) -> Plan:
-    cached, uncached = _cached(ask, first)
+    cached, uncached, loaded = _reach(ask, first, rates)
     _, moved = _cached(ask, then)
     same_host = first.replica.host_id == then.replica.host_id
     handover_s = HANDOVER_S + moved / HANDOVER_TOKENS_PER_S[same_host]
     ttft_s = _slot_wait_s(then, then_rates) + _prefill_s(ask, first, rates)
     itl_s = _itl_s(then, then_rates)
     cost_s = ttft_s + handover_s + _output(ask) * itl_s + _no_room_s(ask, then, then_rates)
-    return Plan(then, first, cached, uncached, ttft_s, itl_s, cost_s)
+    return Plan(then, first, cached, uncached, ttft_s, itl_s, cost_s, loaded)
 
 
 def _cached(ask: Ask, worker: Worker) -> tuple[int, int]:
-    """Prompt tokens that the worker has and has not; the last one is always computed."""
+    """Prompt tokens that the worker has on its device and has not; the last one is always
+    computed."""
     blocks = ask.matched.get(worker.holder.bit, 0)
-    full = (ask.prompt_tokens - 1) // worker.block_size
-    cached = min(blocks, full) * worker.block_size
+    cached = min(blocks, _full(ask, worker)) * worker.block_size
     return cached, ask.prompt_tokens - cached
+
+
+def _reach(ask: Ask, worker: Worker, rates: Rates) -> tuple[int, int, int]:
+    """Prompt tokens that are not computed where the worker computes the prompt, those that are, and
+    how many of the first it loads from disk: only if that is sooner, as the worker will find too.
+    """
+    cached, uncached = _cached(ask, worker)
+    if (below := ask.below.get(worker.holder.bit)) is None:
+        return cached, uncached, 0
+    reach = min(below.blocks, _full(ask, worker)) * worker.block_size
+    loaded = min(below.loads * worker.block_size, reach)
+    if _load_s(worker, rates, loaded) > (reach - cached) / rates.prefill_tokens_per_s:
+        return cached, uncached, 0
+    return reach, ask.prompt_tokens - reach, loaded
+
+
+def _load_s(worker: Worker, rates: Rates, tokens: int) -> float:
+    """Until so many have come from its disk."""
+    if not tokens:
+        return 0.0
+    load = worker.load
+    loads_per_s = load.load_tokens_per_s or rates.prefill_tokens_per_s * PRIOR_LOADS_FASTER
+    return load.load_delay_s + tokens / loads_per_s
+
+
+def _full(ask: Ask, worker: Worker) -> int:
+    """Blocks that need not be computed, if they are there."""
+    return (ask.prompt_tokens - 1) // worker.block_size
 
 
 def _prefill_s(ask: Ask, worker: Worker, rates: Rates) -> float:
     queued = worker.load.queued_prefill_tokens + sum(s.prefill_tokens for s in worker.unseen)
     share = worker.load.prompt_share or 1.0  # the rest of the time is for those that decode there
-    return (queued + _cached(ask, worker)[1]) / (rates.prefill_tokens_per_s * share)
+    _, uncached, loaded = _reach(ask, worker, rates)
+    computing_s = (queued + uncached) / (rates.prefill_tokens_per_s * share)
+    return computing_s + _load_s(worker, rates, loaded)
 
 
 def _decode_s(ask: Ask, worker: Worker, rates: Rates) -> float:
@@ -280,8 +315,9 @@ def _by_cost(plan: Plan) -> tuple[float, int, bool]:
 
 
 def _figures(plan: Plan) -> str:
+    loads = f", of them {plan.loaded_tokens} on disk" if plan.loaded_tokens else ""
     return (
         f"cost {plan.cost_s:.3f} s, ttft {plan.ttft_s * 1000:.1f} ms, "
-        f"itl {plan.itl_s * 1000:.1f} ms, cached {plan.cached_tokens}, "
+        f"itl {plan.itl_s * 1000:.1f} ms, cached {plan.cached_tokens}{loads}, "
         f"uncached {plan.uncached_tokens}"
     )

@@ -1,5 +1,6 @@
 """The router's servers: links from the tokenizers, and its status."""
 
+from functools import partial
 from typing import Any
 
 import grpc
@@ -7,11 +8,12 @@ import grpc
 from protos import router_pb2, router_pb2_grpc
 from services.common.config import Settings
 from services.common.discovery import Directory
-from services.common.link import LinkCall, LinkServer
+from services.common.give_back import keep_pages
+from services.common.link import LinkServer
 from services.common.redis import Redis
 from services.common.served_models import ServedModels
 from services.common.service import Service
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.router import metrics, pipeline
 from services.router.admission import Admission
 from services.router.quarantine import Quarantine
@@ -27,7 +29,7 @@ class RouterService(Service):
     def __init__(self, settings: Settings, redis: Redis, telemetry: Telemetry, id: str) -> None:
         super().__init__(settings, redis, telemetry, id)
         self._routers = Directory(redis, settings.namespace, "router", settings.lease_s)
-        self._models = ServedModels(redis, settings)
+        self._models = ServedModels(redis, settings, self._models_changed)
         self._workers = Workers(redis, settings, id, self._workers_changed)
         self._admission = Admission(
             redis, settings, id, self._workers.capacity, lambda: len(self._routers.replicas)
@@ -37,12 +39,15 @@ class RouterService(Service):
             settings, telemetry, self._workers, self._models, self._admission, quarantine
         )
         metrics.breakers_open.set_function(self._workers.breakers_open)
-        metrics.READY_WORKERS.watch(lambda: self._workers.ready_counts(self._models.names()))
+        metrics.READY_WORKERS.watch(lambda: self._workers.ready_counts(self._models.with_workers()))
         self._links = LinkServer(
-            "/penstock.v1.Router/Link", self._serve, max_requests=settings.router.max_requests
+            "/penstock.v1.Router/Link",
+            partial(pipeline.serve, self._router),
+            max_requests=settings.router.max_requests,
         )
 
     async def start(self, server: grpc.aio.Server) -> None:
+        keep_pages()
         await self._routers.start()
         await self._models.start()
         await self._workers.start()
@@ -66,7 +71,7 @@ class RouterService(Service):
 
     async def status(self) -> router_pb2.RouterStatus:
         """What this router sees; admission over all routers."""
-        models = self._workers.models() | self._models.names()
+        models = self._workers.models() | self._models.with_workers()
         held, waiting = await self._admission.status(models)
         return router_pb2.RouterStatus(
             workers=[_status_of(worker) for worker in self._workers.all()],
@@ -75,11 +80,18 @@ class RouterService(Service):
             capacity=sum(self._workers.capacity(model) for model in models),
         )
 
-    async def _serve(self, call: LinkCall) -> None:
-        await pipeline.serve(self._router, call)
+    def _models_changed(self) -> None:
+        self._workers.poke()
+        self._refuse_what_nobody_serves()
 
     def _workers_changed(self) -> None:
+        self._refuse_what_nobody_serves()
         self._admission.poke()
+
+    def _refuse_what_nobody_serves(self) -> None:
+        if self._models.seen:
+            served = self._models.with_workers() | self._workers.models()
+            self._admission.refuse_what_nobody_serves(served)
 
 
 class StatusServicer(router_pb2_grpc.RouterServicer):

@@ -17,14 +17,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from protos import common_pb2, router_pb2, worker_pb2
+from services.common.packed_ids import count, head
 from services.router import metrics
 from services.router.block_index import BlockIndex
 from services.router.breaker import State
 from services.router.chains import chains_of
-from services.router.leg import Leg, Way, WorkerLostError, opened
+from services.router.leg import Leg, Way, WorkerLostError
 from services.router.placement import PRIOR_PREFILL_TOKENS_PER_S
 from services.router.workers import PREFILL_ROLES, Worker
 
@@ -94,10 +93,8 @@ async def warm(
     way: Way,
 ) -> Warmed:
     """`workers`: those that may be given it. Raises PenstockError."""
-    ids = np.array(request.prompt_token_ids, np.uint32)
-    chains = await chains_of(
-        index, ids, request.caller.tenant, {worker.block_size for worker in workers}
-    )
+    ids = request.prompt_token_ids
+    chains = await chains_of(index, ids, request.caller.tenant, request.checkpoint, workers)
     matched = [index.match(chain) for chain in chains]
     # From here to the first piece nothing is waited for: an idle worker is idle yet.
     held = {
@@ -127,7 +124,7 @@ async def _on(
     way: Way,
 ) -> Warmed:
     size = worker.block_size
-    whole = len(request.prompt_token_ids) // size * size
+    whole = count(request.prompt_token_ids) // size * size
     rate = worker.load.prefill_tokens_per_s or PRIOR_PREFILL_TOKENS_PER_S
     piece = max(1, int(rate * _PIECE_S) // size) * size
     done = held
@@ -158,12 +155,12 @@ async def _piece(
         caller=request.caller,
         model=request.model,
         checkpoint=request.checkpoint,
-        prompt_token_ids=request.prompt_token_ids[:end],
+        prompt_token_ids=head(request.prompt_token_ids, end),
         sampling=common_pb2.Sampling(max_tokens=1),  # an engine gives one, which nobody hears of
         mode=worker_pb2.WorkRequest.UNSPLIT,
     )
     work.caller.priority = common_pb2.PRIORITY_LOW
-    async with opened(worker, work, end - done, way) as leg:
+    async with Leg(worker, work, end - done, way) as leg:
         run.leg = leg
         await asyncio.wait([leg.ended])
         if run.dropped:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from protos import worker_pb2
 from services.common.block_hash import DIGEST_SIZE
@@ -18,7 +19,7 @@ from services.router.block_index import BlockIndex, Holder
 from services.router.breaker import Breaker, State
 
 _SLICE = 1024  # block hashes taken or freed in one turn of the loop, well under a millisecond
-_NEWS_TO_SHOW = 2  # news until a sent request is surely part of the reported load
+_NEWS_TO_SHOW = 2  # news of its load until a sent request is surely part of the reported load
 
 PREFILL_ROLES = ("prefill", "both")
 DECODE_ROLES = ("decode", "both")
@@ -32,6 +33,13 @@ class Sent:
     news_left: float = _NEWS_TO_SHOW
 
 
+class Event(NamedTuple):
+    """Blocks that came or went."""
+
+    stored: bool
+    hashes: bytes
+
+
 @dataclass(eq=False)
 class Worker:
     """One worker. `load` is as of its last news; `unseen` is what was sent since."""
@@ -40,11 +48,17 @@ class Worker:
     holder: Holder
     load: worker_pb2.Load
     unseen: list[Sent] = field(default_factory=list)
-    events: deque[tuple[bool, bytes]] = field(default_factory=deque)  # not yet in the index
+    events: deque[Event] = field(default_factory=deque)  # of its device, not yet in the index
+    below: deque[Event] = field(default_factory=deque)  # the same of its disk
     prefill_measured_s: float = field(default_factory=time.monotonic)  # when its rates last moved
     step_measured_s: float = field(default_factory=time.monotonic)
     breaker: Breaker = field(default_factory=Breaker)
     peers: Callable[[], "list[Worker]"] = list  # the others of its checkpoint
+    adapters: frozenset[str] | None = None  # digests, as of its news; None: it has told none yet
+
+    def waiting(self, below: bool) -> deque[Event]:
+        """Its news that are not in the index yet."""
+        return self.below if below else self.events
 
     @property
     def id(self) -> str:
@@ -66,6 +80,15 @@ class Worker:
     def checkpoint(self) -> str:
         """Its digest."""
         return self.replica.facts.get("digest", "")
+
+    def serves(self, checkpoint: str) -> bool:
+        """Its own, or that with an adapter."""
+        return checkpoint == self.checkpoint or checkpoint in (self.adapters or ())
+
+    def may_serve(self, checkpoint: str) -> bool:
+        """Which adapters it has it tells with its first news."""
+        untold = self.adapters is None and "adapters" in self.replica.facts
+        return untold or self.serves(checkpoint)
 
     @property
     def kv_format(self) -> tuple[str, str]:
@@ -130,6 +153,7 @@ class Workers:
         self._on_change = on_change
         self._changed = asyncio.Event()
         self._chores: asyncio.Handle | None = None
+        self._first = {False: 0, True: 0}  # worker whose events are next, by `below`
         self._peers = Peers(
             redis,
             settings,
@@ -158,7 +182,7 @@ class Workers:
 
     def ready(self, model: str, checkpoint: str) -> list[Worker]:
         """Those of the model's checkpoint that take requests now."""
-        return [w for w in self._ready(model) if w.checkpoint == checkpoint]
+        return [w for w in self._ready(model) if w.serves(checkpoint)]
 
     def _ready(self, model: str) -> list[Worker]:
         return [w for w in self._workers.values() if w.peer.ready and w.model == model]
@@ -171,7 +195,7 @@ class Workers:
         return self._is_replaced(model, checkpoint)
 
     def _is_replaced(self, model: str, checkpoint: str) -> bool:
-        left = any(w.checkpoint == checkpoint for w in self._linked(model))
+        left = any(w.may_serve(checkpoint) for w in self._linked(model))
         return not left and bool(self._ready(model))
 
     def sound(self, model: str, checkpoint: str) -> list[Worker]:
@@ -252,16 +276,21 @@ class Workers:
     def _on_news(self, peer: Peer, payload: bytes) -> None:
         news = worker_pb2.WorkerNews.FromString(payload)
         worker = self._of(peer)
+        if news.HasField("adapters"):
+            worker.adapters = frozenset(news.adapters.digests)
+            self._tell_change()
         if news.HasField("load"):
             worker.learn(news.load)
-        for sent in worker.unseen:
-            sent.news_left -= 1
-        worker.unseen = [sent for sent in worker.unseen if sent.news_left > 0]
+            for sent in worker.unseen:
+                sent.news_left -= 1
+            worker.unseen = [sent for sent in worker.unseen if sent.news_left > 0]
         if news.snapshot:
             worker.events.clear()
+            worker.below.clear()
             self.index.remove(worker.holder)
             worker.holder = self.index.add()
-        worker.events.extend((event.stored, event.hashes) for event in news.events)
+        for below, told in ((False, news.events), (True, news.below)):
+            worker.waiting(below).extend(Event(one.stored, one.hashes) for one in told)
         self._do_chores()
 
     def _on_state(self, peer: Peer, state: LinkState) -> None:
@@ -283,30 +312,44 @@ class Workers:
         self._on_change()
 
     def _do_chores(self) -> None:
-        """Takes in events and sweeps, at most a slice of each per turn of the loop."""
+        """Takes in events and sweeps, at most a slice of each per turn of the loop. What workers
+        have on their devices comes first: on disk one may have a million blocks."""
         if self._chores is not None:
             return
-        left = _SLICE
-        for worker in self._workers.values():
-            while worker.events and left > 0:
-                left -= self._take_in(worker, left)
-        more = self.index.sweep(_SLICE) or any(w.events for w in self._workers.values())
-        if more:
+        left = self._take_in_all(_SLICE, below=False)
+        self._take_in_all(left, below=True)
+        waiting = any(w.events or w.below for w in self._workers.values())
+        if self.index.sweep(_SLICE) or waiting:
             self._chores = asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
         self._chores = None
         self._do_chores()
 
-    def _take_in(self, worker: Worker, limit: int) -> int:
+    def _take_in_all(self, limit: int, *, below: bool) -> int:
+        """From one worker after the other, behind the one where the last slice ended; returns how
+        many hashes more the slice may have."""
+        workers = list(self._workers.values())
+        for n in range(first := self._first[below], first + len(workers)):
+            worker = workers[n % len(workers)]
+            while limit > 0 and worker.waiting(below):
+                limit -= self._take_in(worker, limit, below)
+            if limit <= 0:
+                self._first[below] = (n + 1) % len(workers)
+                break
+        return limit
+
+    def _take_in(self, worker: Worker, limit: int, below: bool) -> int:
         """Applies the worker's oldest event, or its first `limit` hashes; returns how many."""
-        stored, raw = worker.events.popleft()
+        events = worker.waiting(below)
+        event = events.popleft()
+        raw = event.hashes
         if len(raw) > limit * DIGEST_SIZE:
-            worker.events.appendleft((stored, raw[limit * DIGEST_SIZE :]))
+            events.appendleft(event._replace(hashes=raw[limit * DIGEST_SIZE :]))
             raw = raw[: limit * DIGEST_SIZE]
         hashes = [raw[i : i + DIGEST_SIZE] for i in range(0, len(raw), DIGEST_SIZE)]
-        apply = self.index.store if stored else self.index.evict
-        apply(worker.holder, hashes)
+        apply = self.index.store if event.stored else self.index.evict
+        apply(worker.holder, hashes, below)
         return max(1, len(hashes))
 
 

@@ -2,7 +2,7 @@
 
 from prometheus_client import Counter, Gauge
 
-from services.common.metrics import from_zero
+from services.common.telemetry.metrics import from_zero
 
 PROMPT_TOKENS = Counter(
     "penstock_tokenizer_prompt_tokens_total", "Prompt tokens sent on", ["model"]

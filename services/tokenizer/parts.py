@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from protos.tokenizer_pb2 import PromptRequest
-from services.common.fair_threads import FairThreads
+from services.common.fairness.fair_threads import FairThreads
 from services.common.peers import Peers
 from services.common.policy import PolicyFile
-from services.common.spans import Span
-from services.common.telemetry import Telemetry
-from services.tokenizer.catalog import Catalog
-from services.tokenizer.models import ServedModel
+from services.common.telemetry.spans import Span
+from services.common.telemetry.telemetry import Telemetry
+from services.tokenizer.checkpoints.catalog import Catalog
+from services.tokenizer.checkpoints.models import ServedModel
 from services.tokenizer.warming.warming import Warming
 
 T = TypeVar("T")
@@ -26,6 +26,7 @@ class Pipeline:
     routers: Peers
     router_patience_s: float
     pooled_at_once: int  # inputs of one request
+    choices_at_once: int
     max_pooled_tokens: int  # of all its inputs
     telemetry: Telemetry
     threads: FairThreads

@@ -11,22 +11,23 @@ from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import End, LinkCall
+from services.common.packed_ids import pack
 from services.common.policy import Policy
-from services.common.spans import Span
-from services.common.telemetry import decision, traceparent
+from services.common.telemetry.spans import Span
+from services.common.telemetry.telemetry import decision, traceparent
 from services.tokenizer import metrics
-from services.tokenizer.allowed import Routed, allowed, policy_of, tell
-from services.tokenizer.answer_policy import AnswerPolicy
-from services.tokenizer.choices import generate_all, seed_of
-from services.tokenizer.constraint import constraint_of, shape_of
-from services.tokenizer.context import Prompt, assemble, check_length
-from services.tokenizer.generation import Way
-from services.tokenizer.models import ServedModel
-from services.tokenizer.offers import offered
-from services.tokenizer.output import CannotResumeError, Output
-from services.tokenizer.own_sampling import fill
+from services.tokenizer.answers.answer_policy import AnswerPolicy
+from services.tokenizer.answers.choices import generate_all, seed_of
+from services.tokenizer.answers.generation import Way
+from services.tokenizer.answers.output import CannotResumeError, Output
+from services.tokenizer.answers.token_texts import bad_words
+from services.tokenizer.checkpoints.models import ServedModel
+from services.tokenizer.checkpoints.own_sampling import fill
 from services.tokenizer.parts import Pipeline, model_of, threaded, told_of
-from services.tokenizer.token_texts import bad_words
+from services.tokenizer.prompts.allowed import Routed, allowed, policy_of, tell
+from services.tokenizer.prompts.constraint import constraint_of, shape_of
+from services.tokenizer.prompts.context import Prompt, assemble, check_length
+from services.tokenizer.prompts.offers import offered
 
 _SHORT_BYTES = 1024  # of a request
 
@@ -40,6 +41,7 @@ async def run(
     """
     replaced: set[str] = set()  # checkpoints whose workers left before they made a token of it
     policy, given = policy_of(pipeline, request), list(map(_words, request.chat.passages))
+    warms = pipeline.warming.wants(request)
     while True:
         # In: the model, then its prompt beside the verdict on the text; both before the router
         # hears.
@@ -50,21 +52,22 @@ async def run(
         context_at = len(record.decisions)
         try:
             # Out: tokens to text, in the link's callback, until the end or a stop string.
-            outputs = _outputs(
-                model, request, prompt, policy, given, pipeline.warming.wants(request)
-            )
+            outputs = _outputs(model, request, prompt, policy, given, warms)
             if request.HasField("resume"):
                 await _resume(pipeline, outputs, request, span)
             before = sum(len(output.token_ids) for output in outputs)
             patience_s = pipeline.router_patience_s
             way = Way(call, pipeline.routers, patience_s, traceparent(span), record)
             asked = _generate_requests(request, model, prompt, len(outputs))
-            end = await generate_all(asked, outputs, way)
+            put_away = request.SerializeToString()
+            del request  # as a message it would be a kilobyte, as long as the answer lasts
+            end = await generate_all(asked, outputs, way, pipeline.choices_at_once)
         finally:  # the first token does not wait for what is told of the prompt
             record.decisions.insert(context_at, _context_decision(prompt))
         begun = any(output.token_ids for output in outputs)
         if end.status.reason != "checkpoint_replaced" or begun:
             break
+        request = PromptRequest.FromString(put_away)
         replaced.add(model.checkpoint)
         record.decisions.append(decision("tokenizer", "checkpoint", "replaced", told_of(model)))
 
@@ -80,7 +83,8 @@ async def run(
             tell(policy, output.hits, span, record)
     if not all(output.finish for output in outputs):
         raise _unfinished(end)
-    if pipeline.warming.wants(request):
+    if warms:
+        request = PromptRequest.FromString(put_away)
         pipeline.warming.answered(model, request, prompt, outputs[0], call.traceparent)
 
 
@@ -188,7 +192,7 @@ def _outputs(
             first.redacted.add(index=index, title=passage.title, text=passage.text)
     echo = None
     if request.echo:
-        echo = request.text or model.decode(prompt.token_ids)
+        echo = request.text or model.decode(prompt.token_ids.tolist())
     outputs = []
     for choice in range(max(1, request.choices)):
         shape = shape_of(request, model, prompt)
@@ -219,12 +223,13 @@ def _words(passage: Passage) -> tuple[str, str]:
 
 def _generate_requests(
     request: PromptRequest, model: ServedModel, prompt: Prompt, choices: int
-) -> list[GenerateRequest]:
+) -> list[bytes]:
+    """Serialized: one for each choice."""
     generate = GenerateRequest(
         caller=request.caller,
-        model=request.model,
+        model=model.routed_as,
         checkpoint=prompt.checkpoint,
-        prompt_token_ids=prompt.token_ids,
+        prompt_token_ids=pack(prompt.token_ids),
         sampling=request.sampling,
     )
     generate.sampling.max_tokens = prompt.max_tokens
@@ -243,7 +248,7 @@ def _generate_requests(
         one.sampling.seed = seed_of(request.sampling.seed, choice)
         if request.echo and request.sampling.HasField("logprobs") and not choice:
             one.sampling.prompt_logprobs = request.sampling.logprobs
-        asked.append(one)
+        asked.append(one.SerializeToString())
     return asked
 
 

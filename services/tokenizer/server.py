@@ -1,7 +1,7 @@
 """The tokenizer as a service: one link per gateway in, one per router out."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -10,24 +10,28 @@ from protos import tokenizer_pb2, tokenizer_pb2_grpc
 from protos.common_pb2 import Record
 from protos.tokenizer_pb2 import PromptRequest
 from services.common.errors import PenstockError, invalid
-from services.common.fair_threads import FairThreads
+from services.common.fairness.fair_threads import FairThreads
+from services.common.give_back import keep_pages
 from services.common.link import LinkCall, LinkServer
-from services.common.metrics_server import Page
 from services.common.peers import Peers
 from services.common.policy import PolicyFile
 from services.common.service import Service
-from services.common.telemetry import remote_parent
+from services.common.telemetry.metrics_server import Page
+from services.common.telemetry.spans import Span
+from services.common.telemetry.telemetry import remote_parent
 from services.tokenizer import metrics
-from services.tokenizer.catalog import Catalog
+from services.tokenizer.checkpoints.catalog import Catalog
+from services.tokenizer.checkpoints.pools import Pools
+from services.tokenizer.numbers.pool_prompts import check_pool
+from services.tokenizer.numbers.pooled import pool
 from services.tokenizer.parts import Pipeline
 from services.tokenizer.pipeline import run
-from services.tokenizer.pool_prompts import check_pool
-from services.tokenizer.pooled import pool
-from services.tokenizer.pools import Pools
 from services.tokenizer.tokens import tokens
 from services.tokenizer.warming.warming import Warming
 
 log = logging.getLogger(__name__)
+
+_LARGE_BYTES = 8 * 2**20  # a text of 220 KB is tokenized in pieces of 1 MiB, one of 2 MB in 10
 
 
 class _Unary(tokenizer_pb2_grpc.TokenizerServicer):
@@ -61,6 +65,7 @@ class TokenizerService(Service):
 
     async def start(self, server: grpc.aio.Server) -> None:
         """Raises ValueError or OSError that name the rule or file that is wrong."""
+        keep_pages(_LARGE_BYTES)
         settings = self.settings.tokenizer
         self._policy = PolicyFile.of_settings(self.settings.policy)
         await self._policy.start()
@@ -76,12 +81,15 @@ class TokenizerService(Service):
         self._warming = Warming(
             settings, self.redis, self.settings.namespace, self._routers, self.telemetry
         )
+        # Else a request's own parts would fill the queue, and it be refused by an idle router.
+        parts_at_once = max(1, self.settings.router.queue_limit)
         self._pipeline = Pipeline(
             self._catalog,
             self._policy,
             self._routers,
             settings.router_patience_s,
-            settings.pooled_at_once,
+            min(settings.pooled_at_once, parts_at_once),
+            parts_at_once,
             settings.max_pooled_tokens,
             self.telemetry,
             self._threads,
@@ -105,11 +113,7 @@ class TokenizerService(Service):
         try:
             with self.telemetry.span("tokenizer", remote_parent(call.traceparent)) as span:
                 try:
-                    request = _parse(call.payload)
-                    work = pool if request.HasField("pool") else run
-                    if request.tokens_only:
-                        work = tokens
-                    await work(self._pipeline, call, request, span, record)
+                    await self._work(call, span, record)
                 except PenstockError as error:
                     failure = error
                 except Exception:
@@ -122,6 +126,14 @@ class TokenizerService(Service):
             told = self.telemetry.record(span, below=record)
             call.end(failure.to_status() if failure is not None else None, told)
             metrics.REQUESTS.labels(_outcome(call, failure)).inc()
+
+    def _work(self, call: LinkCall, span: Span, record: Record) -> Awaitable[None]:
+        """The request is whose work it is: nobody else holds it. Raises PenstockError."""
+        request, call.payload = _parse(call.payload), b""
+        work = pool if request.HasField("pool") else run
+        if request.tokens_only:
+            work = tokens
+        return work(self._pipeline, call, request, span, record)
 
     async def drain(self, grace_s: float) -> None:
         if self._links is not None:

@@ -8,9 +8,10 @@ from protos.common_pb2 import FINISH_STOP, Record
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.errors import PenstockError
 from services.common.link import LinkCall
-from services.common.spans import Span
-from services.tokenizer.context import TOO_LONG, assemble, check_length
+from services.common.packed_ids import as_field, pack
+from services.common.telemetry.spans import Span
 from services.tokenizer.parts import Pipeline, model_of, threaded
+from services.tokenizer.prompts.context import TOO_LONG, assemble, check_length
 
 
 async def tokens(
@@ -29,8 +30,9 @@ async def tokens(
         if error.reason == TOO_LONG:
             error.message = f"fewer than {most} tokens are counted at once, here there are more"
         raise
-    delta = TextDelta(token_ids=prompt.token_ids, finish=FINISH_STOP, checkpoint=model.checkpoint)
-    delta.usage.prompt_tokens = len(prompt.token_ids)
+    ids = as_field(pack(prompt.token_ids))
+    delta = TextDelta(token_ids=ids, finish=FINISH_STOP, checkpoint=model.checkpoint)
+    delta.usage.prompt_tokens = len(ids)
     if request.HasField("token_ids"):
-        delta.text = model.decode(prompt.token_ids)
+        delta.text = model.decode(prompt.token_ids.tolist())
     call.send(delta.SerializeToString())

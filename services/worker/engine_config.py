@@ -5,20 +5,30 @@ from typing import Literal
 
 from services.common.config import Settings, WorkerSettings, is_loopback
 from services.worker.engine.config import EngineConfig
-from services.worker.engine.cores import usable_cores
+from services.worker.engine.parallel.seats import Spread
+from services.worker.engine.process.cores import usable_cores
 
 
-def engine_config(settings: Settings, folder: str) -> EngineConfig:
-    """`folder`: of the checkpoint. Raises ValueError on values that cannot work."""
+def engine_config(
+    settings: Settings, folder: str, digest: str = "", spread: Spread | None = None
+) -> EngineConfig:
+    """`folder`: of the checkpoint; `digest`: of that as it is loaded, for an engine that is to run;
+    `spread`: where its ranks are. Raises ValueError on values that cannot work."""
     own = settings.worker
+    _check_strategy(own)
+    data_dir = settings.data_dir.resolve()
     packed_dir = Path("packed" if own.packed_dir == "auto" else own.packed_dir).expanduser()
     return EngineConfig(
         model=folder,
         dtype=own.dtype,
         quantization=own.quantization,
         kernels=own.kernels,
-        kv_dtype=own.kv_dtype,
+        kv_format=own.kv_format,
         device=own.device,
+        tensor_parallel=own.tensor_parallel,
+        spread=spread,
+        # How many of several hosts' share one is known when they run.
+        ranks_beside=None if own.placement_group_strategy == "STRICT_PACK" else 1,
         block_size=own.block_size,
         kv_cache_bytes=own.kv_cache_bytes,
         max_model_len=own.max_model_len or None,
@@ -26,14 +36,33 @@ def engine_config(settings: Settings, folder: str) -> EngineConfig:
         target_itl_ms=own.target_itl_ms or None,
         max_running=own.max_running,
         overlap=own.overlap,
+        max_adapters=own.max_adapters,
+        max_step_adapters=own.max_step_adapters,
+        max_adapter_rank=own.max_adapter_rank,
         speculation=_speculation(own),
         draft_model=own.draft_model or None if own.role != "prefill" else None,
         num_speculative_tokens=own.num_speculative_tokens,
         prompt_lookup_min=own.prompt_lookup_min,
         prompt_lookup_max=own.prompt_lookup_max,
         threads=own.threads or _share(settings),
-        packed_dir=str(settings.data_dir.resolve() / packed_dir) if own.packed_dir else None,
+        packed_dir=str(data_dir / packed_dir) if own.packed_dir else None,
+        kv_disk_dir=str(data_dir / Path(own.kv_disk_dir).expanduser()) if own.kv_disk_dir else None,
+        kv_disk_bytes=own.kv_disk_bytes,
+        checkpoint=digest,
     )
+
+
+def _check_strategy(own: WorkerSettings) -> None:
+    if own.placement_group_strategy == "STRICT_PACK":
+        return
+    strategy = f"placement_group_strategy {own.placement_group_strategy!r}"
+    if own.tensor_parallel == 1:
+        raise ValueError(f"{strategy} says where ranks are, and tensor_parallel is 1")
+    if own.device != "cpu" and own.ray.num_gpus != own.tensor_parallel:
+        raise ValueError(
+            f"{strategy} gives each rank a GPU of its host: ray must ask for num_gpus "
+            f"{own.tensor_parallel}, as many as tensor_parallel, and asks for {own.ray.num_gpus:g}"
+        )
 
 
 def _speculation(own: WorkerSettings) -> Literal["off", "ngram", "draft"]:

@@ -16,7 +16,8 @@ from protos import worker_pb2, worker_pb2_grpc
 from services.common.errors import PenstockError, unavailable
 from services.common.grpc_options import KEEPALIVE, MESSAGE_LIMITS
 from services.common.transport import Channel, Transport, end_call
-from services.worker.engine import KvBlocks, SharedRef, kv_payload
+from services.worker.engine import KvBlocks, SharedRef
+from services.worker.engine.kv import payload as kv_payload
 
 log = logging.getLogger(__name__)
 

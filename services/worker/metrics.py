@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from services.worker.engine import StepOutput, Timeline
+from services.worker.engine import ModelInfo, StepOutput, TierCounts, Timeline
 
 _OWN = ["model", "role"]
 _LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -56,6 +56,21 @@ WAITING = Gauge("penstock_worker_waiting_sequences", "Sequences that hold no pla
 RUNNING = Gauge("penstock_worker_running_sequences", "Sequences that hold a place", _OWN)
 KV_FREE = Gauge("penstock_worker_kv_free_blocks", "KV blocks reusable at once", _OWN)
 KV_TOTAL = Gauge("penstock_worker_kv_blocks", "KV blocks in all", _OWN)
+KV_TIER_BLOCKS = Counter(
+    "penstock_worker_kv_tier_blocks_total",
+    "KV blocks between the cache and the disk: loaded, missed (were to be there and could not be "
+    "had), passed (computing them was expected to be sooner), stored, dropped (the disk was too "
+    "slow), failed (to be written), evicted (files)",
+    [*_OWN, "event"],
+)
+KV_TIER_BYTES = Counter(
+    "penstock_worker_kv_tier_bytes_total",
+    "Of KV blocks loaded from disk and stored there",
+    [*_OWN, "event"],
+)
+KV_TIER_HELD = Gauge(
+    "penstock_worker_kv_tier_held_bytes", "KV blocks on disk, of all workers of the host", _OWN
+)
 
 
 class Meter:
@@ -79,12 +94,16 @@ class Meter:
         self._running = RUNNING.labels(*own)
         self._kv_free = KV_FREE.labels(*own)
         self._kv_total = KV_TOTAL.labels(*own)
+        self._own = own
+        self._block_bytes = 0
+        self._tier = TierCounts()
 
-    def watch(self, pending: Callable[[], int], kv_blocks: int) -> None:
+    def watch(self, pending: Callable[[], int], info: ModelInfo) -> None:
         """`pending` is asked at each scrape: an engine that makes no step tells nothing."""
         self._pending.set_function(pending)
-        self._kv_free.set(kv_blocks)
-        self._kv_total.set(kv_blocks)
+        self._kv_free.set(info.token_blocks)
+        self._kv_total.set(info.token_blocks)
+        self._block_bytes = info.kv_bytes_per_block
 
     def step(self, step: StepOutput) -> None:
         self._steps.inc()
@@ -99,6 +118,17 @@ class Meter:
         self._running.set(step.load.running)
         self._kv_free.set(step.load.free_blocks)
         self._kv_total.set(step.load.total_blocks)
+        if step.tier is not None and step.tier != self._tier:
+            self._count_tier(step.tier)
+
+    def _count_tier(self, tier: TierCounts) -> None:
+        KV_TIER_HELD.labels(*self._own).set(tier.held_bytes)
+        for event in ("loaded", "missed", "passed", "stored", "dropped", "failed", "evicted"):
+            more = getattr(tier, event) - getattr(self._tier, event)
+            KV_TIER_BLOCKS.labels(*self._own, event).inc(more)
+            if event in ("loaded", "stored"):
+                KV_TIER_BYTES.labels(*self._own, event).inc(more * self._block_bytes)
+        self._tier = tier
 
     def request(self, timeline: Timeline, first_ns: int, last_ns: int, tokens: int) -> None:
         """One that has ended; nanoseconds of the engine's clock, 0 for what did not come to be."""

@@ -16,10 +16,12 @@ from protos import common_pb2, worker_pb2
 from services.common.block_hash import tenant_salt
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
+from services.common.packed_ids import count, unpack
 from services.common.served_models import Checkpoint
-from services.common.spans import Span
-from services.common.telemetry import Telemetry, remote_parent
+from services.common.telemetry.spans import Span
+from services.common.telemetry.telemetry import Telemetry, remote_parent
 from services.common.waiting import first_done
+from services.worker.adapters import ServedAdapters
 from services.worker.engine import (
     Constraint,
     EngineClient,
@@ -63,6 +65,7 @@ class Stage:
     checkpoint: Checkpoint
     kv_format: str
     """Of which checkpoint the engine's KV blocks are, and how they lie."""
+    adapters: ServedAdapters
     engine: EngineClient
     sequences: Sequences
     turns: Turns
@@ -100,7 +103,7 @@ def _check_model(stage: Stage, work: worker_pb2.WorkRequest) -> None:
     own = stage.checkpoint
     if work.model != own.model:
         raise invalid(f"this worker serves {own.model!r}", "model", stage="worker")
-    if work.checkpoint != own.digest:
+    if work.checkpoint != own.digest and work.checkpoint not in stage.adapters.digests:
         raise unavailable(
             f"this worker serves the checkpoint {own.digest} of {own.model!r}",
             stage="worker",
@@ -114,6 +117,10 @@ def _parse(payload: bytes) -> worker_pb2.WorkRequest:
         work = worker_pb2.WorkRequest.FromString(payload)
     except DecodeError:
         raise invalid("not a WorkRequest", "", stage="worker") from None
+    try:
+        count(work.prompt_token_ids)
+    except ValueError as wrong:
+        raise invalid(f"prompt_token_ids: {wrong}", "prompt_token_ids", stage="worker") from None
     if work.mode not in _MODES:
         raise invalid(f"the mode {work.mode} is not known", "mode", stage="worker")
     return work
@@ -139,7 +146,7 @@ async def _prefill(stage: Stage, work: worker_pb2.WorkRequest, call: LinkCall, s
     async with stage.channels.sender(work.push_to.address) as sender:
         with stage.telemetry.span("reserve kv", span):
             cached_blocks = await sender.reserve(
-                work.transfer_id, len(work.prompt_token_ids), stage.kv_format
+                work.transfer_id, count(work.prompt_token_ids), stage.kv_format
             )
         await _compute_and_push(stage, work, call, span, sender, cached_blocks)
 
@@ -239,12 +246,13 @@ def _engine_request(stage: Stage, work: worker_pb2.WorkRequest, **split: object)
     )
     return Request(
         request_id=stage.sequences.next_id(),
-        prompt_token_ids=list(work.prompt_token_ids),
+        prompt_token_ids=unpack(work.prompt_token_ids).tolist(),
         sampling=sampling,
         salt=tenant_salt(work.caller.tenant),
         priority=work.caller.priority,
         generated_prefix=work.generated_prefix,
         pooling=_pooling(work.pooling) if work.HasField("pooling") else None,
+        adapter=work.checkpoint if work.checkpoint != stage.checkpoint.digest else "",
         **split,  # type: ignore[arg-type]
     )
 

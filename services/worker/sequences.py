@@ -27,6 +27,7 @@ _CODES = {
     "invalid_request": grpc.StatusCode.INVALID_ARGUMENT,
     "context_length_exceeded": grpc.StatusCode.INVALID_ARGUMENT,
     "kv_transfer": grpc.StatusCode.UNAVAILABLE,
+    "no_adapter": grpc.StatusCode.UNAVAILABLE,
 }
 # No mistakes of the client: what exactly failed is for the log.
 _TOLD = {

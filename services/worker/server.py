@@ -5,10 +5,11 @@ import logging
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
-from services.common.checkpoint import chosen, digest, locate, text_digest
+from services.common.checkpoints.checkpoint import chosen, digest, locate, text_digest
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Registration, host_id
 from services.common.errors import unavailable
@@ -16,16 +17,13 @@ from services.common.link import LinkCall, LinkServer, Vitals
 from services.common.redis import Redis
 from services.common.served_models import Checkpoint, entry
 from services.common.service import Service
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.common.transport import Transport
 from services.worker import pipeline
-from services.worker.engine import (
-    EngineClient,
-    EngineDied,
-    ModelInfo,
-    StepOutput,
-    kv_payload,
-)
+from services.worker.adapters import ServedAdapters
+from services.worker.engine import EngineClient, EngineDied, ModelInfo, StepOutput
+from services.worker.engine.kv import payload as kv_payload
+from services.worker.engine.parallel.seats import Spread
 from services.worker.engine_config import engine_config
 from services.worker.engine_metrics import ENGINE
 from services.worker.gpu_metrics import GPUS
@@ -35,6 +33,9 @@ from services.worker.metrics import Meter
 from services.worker.news import News
 from services.worker.sequences import Sequences
 from services.worker.turns import Turns
+
+if TYPE_CHECKING:
+    from services.worker.seats import Seats
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class WorkerService(Service):
         self._moved_at = time.monotonic()
         self._step_s = 0.0  # expected of the step under way, if that is long
         self._engine: EngineClient | None = None
+        self._seats: Seats | None = None
         self._meter = Meter(self._model.name, settings.worker.role)
         self._entry: Registration | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -67,8 +69,14 @@ class WorkerService(Service):
         folder = await asyncio.to_thread(locate, self._model)
         quantization = self.settings.worker.quantization
         self._checkpoint = await asyncio.to_thread(_checkpoint, self._model, folder, quantization)
+        self._adapters = ServedAdapters(
+            self.redis, self.settings, self._model, self._checkpoint, folder
+        )
+        first = await self._adapters.first()
+        digest = self._checkpoint.digest
+        spread = await self._spread(str(folder)) if self.settings.worker.is_spread else None
         self._engine = EngineClient(
-            engine_config(self.settings, str(folder)),
+            engine_config(self.settings, str(folder), digest, spread),
             on_step=self._on_step,
             on_long_step=self._on_long_step,
         )
@@ -80,6 +88,7 @@ class WorkerService(Service):
         self._stage = pipeline.Stage(
             checkpoint=self._checkpoint,
             kv_format=self._kv_format,
+            adapters=self._adapters,
             engine=self._engine,
             sequences=self._sequences,
             turns=Turns(),
@@ -96,6 +105,7 @@ class WorkerService(Service):
             self._handle,
             vitals=self._vitals,
             snapshot=lambda: [self._news.snapshot()],
+            more=lambda: self._news.below(),
             max_requests=_MAX_REQUESTS,
         )
         self._links.add_to(server)
@@ -104,6 +114,14 @@ class WorkerService(Service):
         self._watching = asyncio.create_task(self._watch(self._engine), name="engine watch")
         self._entry = entry(self.redis, self.settings, self._checkpoint)
         await self._entry.start()
+        await self._adapters.start(first, self._engine, self._tell_adapters)
+
+    async def _spread(self, folder: str) -> Spread:
+        from services.worker.seats import Seats  # which wants Ray, and a worker may be without
+
+        engine_config(self.settings, folder)  # what cannot work takes no seats
+        self._seats = Seats(self.settings)
+        return await self._seats.spread(self._model, folder, self._checkpoint.digest)
 
     def describe(self) -> dict[str, str]:
         """Facts for the registry; routers place by them."""
@@ -124,6 +142,7 @@ class WorkerService(Service):
             "block_size": str(self._info.block_size),
             "max_running": str(options.max_running),
             "max_model_len": str(self._info.max_model_len),
+            "adapters": " ".join(self._adapters.digests),
         }
 
     def check(self) -> None:
@@ -142,6 +161,7 @@ class WorkerService(Service):
 
     async def drain(self, grace_s: float) -> None:
         if self._entry is not None:
+            await self._adapters.withdraw()
             await self._entry.stop()
         await self._links.drain(grace_s)
 
@@ -149,13 +169,19 @@ class WorkerService(Service):
         if self._watching is not None:
             self._watching.cancel()
         if self._entry is not None:
+            await self._adapters.withdraw()
             await self._entry.stop()
         if self._engine is not None:
             await self._engine.stop()
+        if self._seats is not None:
+            self._seats.leave()
         await self._channels.close()
 
+    def _tell_adapters(self) -> None:
+        self._links.broadcast(self._news.of_adapters(self._adapters.digests))
+
     def _measure(self, engine: EngineClient) -> None:
-        self._meter.watch(lambda: self._vitals().pending, self._info.num_blocks)
+        self._meter.watch(lambda: self._vitals().pending, self._info)
         ENGINE.watch(lambda: engine.pid)
         if self.settings.worker.device != "cpu":
             GPUS.watch()
@@ -178,7 +204,7 @@ class WorkerService(Service):
             kv_payload.discard(orphan.data)
         for reserved in step.kv_reserved:
             self._receiver.reserved(reserved.request_id, reserved.cached_blocks)
-        self._links.broadcast(self._news.of_step(step.load, step.kv_events))
+        self._links.broadcast(self._news.of_step(step.load, step.kv_events, step.tier_events))
         self._meter.step(step)
 
     async def _watch(self, engine: EngineClient) -> None:
@@ -194,5 +220,4 @@ class WorkerService(Service):
 def _checkpoint(model: ModelSpec, folder: Path, quantization: str) -> Checkpoint:
     """Raises OSError. Weights that are rounded when they are loaded make another checkpoint of it:
     no request goes on with them that others began, and no KV goes from one to the other."""
-    as_loaded = digest(folder) if quantization == "auto" else digest(folder, quantization)
-    return Checkpoint(model.name, as_loaded, text_digest(folder), model.path)
+    return Checkpoint(model.name, digest(folder, quantization), text_digest(folder), model.path)

@@ -11,10 +11,14 @@ from services.common.config import ModelSpec
 from tests.support.checkpoint import write_checkpoint
 from tests.support.cluster import Cluster
 
+WINDOW = 16_384
+LASTS_S = 3.0
+"""What is lost is lost while answers run, however fast the machine is."""
+
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny"), window=4096)
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"), window=WINDOW)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

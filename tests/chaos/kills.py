@@ -64,7 +64,9 @@ async def engine(laptop: Laptop) -> list[int]:
     """The engine of a decode worker."""
     (worker,) = await replica("worker", role="decode")(laptop)
     children = psutil.Process(worker).children(recursive=True)
-    return [c.pid for c in children if "services.worker.engine.process" in " ".join(c.cmdline())]
+    return [
+        c.pid for c in children if "services.worker.engine.process.loop" in " ".join(c.cmdline())
+    ]
 
 
 async def answered(api: httpx.AsyncClient) -> bool:
@@ -172,10 +174,12 @@ async def run(kill: Kill, folder: Path, model: Path) -> Outcome:
         outcome.met = sum(stream.running for stream in streams)
         for stream in streams:
             stream.longest_pause_s = 0.0  # one that begins before counts, one that ended does not
-        probing = asyncio.create_task(probe(kill, laptop, killed, outcome))
+        cut = asyncio.Event()
+        probing = asyncio.create_task(probe(kill, laptop, killed, cut, outcome))
         waking = asyncio.create_task(wake(fallen if kill.hangs else []))
         for stream, text in zip(streams, expected, strict=True):
             outcome.streams[await how_it_ended(stream, text)] += 1
+        cut.set()
         outcome.pause_s = max(stream.longest_pause_s for stream in streams)
         await probing
         await waking
@@ -217,8 +221,15 @@ async def how_it_ended(stream: Stream, expected: str) -> str:
     return "same" if (text, counted) == (expected, MAX_TOKENS) else "different"
 
 
-async def probe(kill: Kill, laptop: Laptop, killed: float, outcome: Outcome) -> None:
-    """Asks for what the victim had a part in, until it is answered or nobody is there."""
+async def probe(
+    kill: Kill, laptop: Laptop, killed: float, cut: asyncio.Event, outcome: Outcome
+) -> None:
+    """Asks for what the victim had a part in, until it is answered or nobody is there.
+
+    Where the streams are cut, only from then on: what is on its way down still answers.
+    """
+    if kill.cuts:
+        await cut.wait()
     async with laptop.api(timeout_s=kill.patience_s) as api:
         while laptop.up.poll() is None and time.monotonic() - killed < 4 * kill.patience_s:
             with suppress(httpx.TransportError):

@@ -10,21 +10,21 @@ import httpx
 import pytest
 
 from services.gateway.metering.ledger import Ledger
+from tests.chaos.conftest import LASTS_S, WINDOW
 from tests.chaos.test_lost_parts import busy
 from tests.support.cluster import Cluster
+from tests.support.streams import lasting
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-TOKENS = 2500
 COMPLETION: dict[str, Any] = {
     "model": "tiny",
     "prompt": "the water at the end of the penstock " * 8,
-    "max_tokens": TOKENS,
     "ignore_eos": True,
     "temperature": 1.0,
     "seed": 11,
 }
-RESPONSE: dict[str, Any] = {"model": "tiny", "max_output_tokens": TOKENS, "temperature": 0}
+RESPONSE: dict[str, Any] = {"model": "tiny", "temperature": 0}
 KEY = {"Idempotency-Key": "k"}
 
 
@@ -73,13 +73,16 @@ async def events_of(response: httpx.Response) -> AsyncGenerator[tuple[int, dict[
             yield event.get("sequence_number", number), event
 
 
-async def undisturbed(api: httpx.AsyncClient) -> tuple[dict[str, Any], dict[str, Any], str]:
+async def undisturbed(
+    api: httpx.AsyncClient, tokens: int
+) -> tuple[dict[str, Any], dict[str, Any], str]:
     """The completion, a response that is as long as it may be, and what that one was asked."""
-    completion = (await api.post("/v1/completions", json=COMPLETION)).json()
+    body = {**COMPLETION, "max_tokens": tokens}
+    completion = (await api.post("/v1/completions", json=body)).json()
     for number in range(20):
         asked = f"Is it so, {number}?"
-        answer = await api.post("/v1/responses", json={**RESPONSE, "input": asked})
-        told: dict[str, Any] = answer.json()
+        body = {**RESPONSE, "max_output_tokens": tokens, "input": asked}
+        told: dict[str, Any] = (await api.post("/v1/responses", json=body)).json()
         if told["status"] == "incomplete":
             return completion, told, asked
     raise AssertionError("each ends by itself")
@@ -96,9 +99,12 @@ async def test_a_background_response_and_a_stream_with_a_key_outlive_what_serves
     await cluster.start(workers=["both", "both"], routers=2, gateways=2)
     stream, response = Told(), Told()
     async with cluster.api() as first, cluster.api(1) as second:
-        completion, whole, asked = await undisturbed(second)
-        body = {**COMPLETION, "stream": True, "stream_options": {"include_usage": True}}
-        background = {**RESPONSE, "input": asked, "background": True, "stream": True}
+        tokens = await lasting(second, COMPLETION, LASTS_S, 2500, WINDOW - 500)
+        completion, whole, asked = await undisturbed(second, tokens)
+        own = {"stream": True, "stream_options": {"include_usage": True}}
+        body = {**COMPLETION, "max_tokens": tokens, **own}
+        own = {"input": asked, "background": True, "stream": True}
+        background = {**RESPONSE, "max_output_tokens": tokens, **own}
         async with (
             first.stream("POST", "/v1/completions", json=body, headers=KEY) as one,
             first.stream("POST", "/v1/responses", json=background) as other,
@@ -130,10 +136,10 @@ async def test_a_background_response_and_a_stream_with_a_key_outlive_what_serves
             await asyncio.wait_for(asyncio.gather(*reading), 90)
     (choice,) = completion["choices"]
     assert stream.text == choice["text"]
-    assert stream.usage["completion_tokens"] == TOKENS
+    assert stream.usage["completion_tokens"] == tokens
     assert stream.end["finish_reason"] == choice["finish_reason"]
     assert response.text == text_of(response.end) == text_of(whole)
-    assert response.end["usage"]["output_tokens"] == whole["usage"]["output_tokens"] == TOKENS
+    assert response.end["usage"]["output_tokens"] == whole["usage"]["output_tokens"] == tokens
 
     await cluster.up(cluster.spawn("gateway"))  # which served nothing of it
     async with cluster.api(2) as third:
@@ -142,11 +148,11 @@ async def test_a_background_response_and_a_stream_with_a_key_outlive_what_serves
         assert text_of((await third.get(path)).json()) == text_of(whole)
         retried = await third.post("/v1/completions", json=body, headers=KEY)
         assert retried.headers["x-request-id"] == ids[0]
-    await until(lambda: charged(cluster, ids), 20)
+    await until(lambda: charged(cluster, ids, tokens), 20)
 
 
-async def charged(cluster: Cluster, ids: list[str]) -> bool:
+async def charged(cluster: Cluster, ids: list[str], tokens: int) -> bool:
     """Each of its tokens, once, by whichever gateway."""
     entries = [entry async for entry in Ledger(cluster.client, cluster.namespace).entries()]
     output = [sum(entry.output for entry in entries if entry.id == id) for id in ids]
-    return output == [TOKENS, TOKENS]
+    return output == [tokens, tokens]

@@ -4,63 +4,75 @@ import asyncio
 import re
 import signal
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 import pytest_asyncio
 
 from services.common.redis import RedisAway
+from tests.chaos.conftest import LASTS_S, WINDOW
 from tests.support.cluster import Cluster, Process
-from tests.support.streams import Stream, complete
+from tests.support.streams import Stream, complete, lasting
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LONG = {
     "model": "tiny",
     "prompt": "the water at the end of the penstock " * 8,
-    "max_tokens": 3000,  # it is lost while they run, however fast the machine is
     "ignore_eos": True,
 }
-GREEDY = {**LONG, "temperature": 0}
-SEEDED = {**LONG, "temperature": 1.0, "seed": 11}
+
+
+FEW = 5
+"""Chunks: a gateway that gets little of the machine joins many tokens to one."""
+
+
+class Undisturbed(NamedTuple):
+    """What is answered where nothing is lost, by one worker alone."""
+
+    asked: list[dict[str, Any]]
+    """Greedily, and drawn by a seed."""
+    texts: list[str]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def expected(cluster: Cluster) -> list[str]:
-    """What is answered where nothing is lost, by one worker alone."""
+async def undisturbed(cluster: Cluster) -> Undisturbed:
     await cluster.start(workers=["both"])
     async with cluster.api() as api:
-        return list(await asyncio.gather(*(complete(api, body) for body in (GREEDY, SEEDED))))
+        tokens = await lasting(api, LONG | {"temperature": 0}, LASTS_S, 3000, WINDOW - 500)
+        ways: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 1.0, "seed": 11}]
+        asked = [LONG | way | {"max_tokens": tokens} for way in ways]
+        return Undisturbed(asked, await asyncio.gather(*(complete(api, body) for body in asked)))
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 async def test_a_lost_decode_worker_is_a_pause_and_nothing_else(
-    cluster: Cluster, expected: list[str], how: signal.Signals
+    cluster: Cluster, undisturbed: Undisturbed, how: signal.Signals
 ) -> None:
     await cluster.start(workers=["prefill", "decode", "decode"])
     async with cluster.api() as api:
-        streams = [Stream(api, body) for body in (GREEDY, SEEDED)]
-        await asyncio.gather(*(stream.reached(chunks=20) for stream in streams))
+        streams = [Stream(api, body) for body in undisturbed.asked]
+        await asyncio.gather(*(stream.reached(FEW) for stream in streams))
         victim = await cluster.busy_worker("decode")
         victim.signal(how)
-        assert [await stream.finished() for stream in streams] == expected
+        assert [await stream.finished() for stream in streams] == undisturbed.texts
         records = [await stream.record() for stream in streams]
         moved = [d for r in records for d in r["decisions"] if d["subject"] == "failover"]
         assert moved, "the why-record tells of it"
 
 
 async def test_a_lost_prefill_worker_is_replaced_by_the_decode_worker(
-    cluster: Cluster, expected: list[str]
+    cluster: Cluster, undisturbed: Undisturbed
 ) -> None:
     await cluster.start(workers=["prefill", "decode"])
     async with cluster.api() as api:
         victim = cluster.worker("prefill")
         victim.signal(signal.SIGSTOP)  # takes requests, computes nothing
-        streams = [Stream(api, body) for body in (GREEDY, SEEDED)]
+        streams = [Stream(api, body) for body in undisturbed.asked]
         await busy_or_waiting(cluster)
         victim.kill()
-        assert [await stream.finished() for stream in streams] == expected
+        assert [await stream.finished() for stream in streams] == undisturbed.texts
 
 
 async def busy_or_waiting(cluster: Cluster) -> None:
@@ -71,17 +83,21 @@ async def busy_or_waiting(cluster: Cluster) -> None:
 
 
 async def test_without_redis_streams_finish_and_new_requests_are_served(
-    cluster: Cluster, expected: list[str]
+    cluster: Cluster, undisturbed: Undisturbed
 ) -> None:
     await cluster.start(workers=["prefill", "decode"])
     async with cluster.api() as api:
-        streams = [Stream(api, body) for body in (GREEDY, SEEDED)]
-        await asyncio.gather(*(stream.reached(chunks=20) for stream in streams))
+        streams = [Stream(api, body) for body in undisturbed.asked]
+        await asyncio.gather(*(stream.reached(FEW) for stream in streams))
         cluster.redis.stop()
-        assert [await stream.finished() for stream in streams] == expected
-        assert await complete(api, GREEDY) == expected[0], "known key, last view, local admission"
+        assert [await stream.finished() for stream in streams] == undisturbed.texts
+        assert await complete(api, undisturbed.asked[0]) == undisturbed.texts[0], (
+            "known key, last view, local admission"
+        )
         unknown = await api.post(
-            "/v1/completions", json=GREEDY, headers={"Authorization": "Bearer psk-" + "x" * 43}
+            "/v1/completions",
+            json=undisturbed.asked[0],
+            headers={"Authorization": "Bearer psk-" + "x" * 43},
         )
         assert unknown.status_code == 503
         cluster.redis.start()
@@ -93,7 +109,7 @@ async def test_without_redis_streams_finish_and_new_requests_are_served(
             return False
 
         await until(registered_again, 15)
-        assert await complete(api, GREEDY) == expected[0]
+        assert await complete(api, undisturbed.asked[0]) == undisturbed.texts[0]
 
 
 RUNNING = {
@@ -129,18 +145,17 @@ async def busy(cluster: Cluster, service: str) -> Process:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 @pytest.mark.parametrize("service", ["router", "tokenizer"])
 async def test_one_of_two_routers_or_tokenizers_lost_is_a_pause_and_nothing_else(
-    cluster: Cluster, expected: list[str], service: str, how: signal.Signals
+    cluster: Cluster, undisturbed: Undisturbed, service: str, how: signal.Signals
 ) -> None:
     await cluster.start(workers=["both"], routers=2, tokenizers=2)
     async with cluster.api() as api:
-        for body in (GREEDY, SEEDED):
+        for body in undisturbed.asked:
             await usage_of(api, body | {"max_tokens": 1})
-        usages = [await usage_of(api, body) for body in (GREEDY, SEEDED)]  # the prompts cached
-        streams = [Stream(api, body) for body in (GREEDY, SEEDED) * 2]
-        # Few: a gateway that gets little of the machine joins many tokens to a chunk.
-        await asyncio.gather(*(stream.reached(chunks=5) for stream in streams))
+        usages = [await usage_of(api, body) for body in undisturbed.asked]  # the prompts cached
+        streams = [Stream(api, body) for body in undisturbed.asked * 2]
+        await asyncio.gather(*(stream.reached(FEW) for stream in streams))
         (await busy(cluster, service)).signal(how)
-        assert [await stream.finished() for stream in streams] == expected * 2
+        assert [await stream.finished() for stream in streams] == undisturbed.texts * 2
         assert [tokens(stream.usage) for stream in streams] == usages * 2
         records = [await stream.record() for stream in streams]
         went_on = [d for r in records for d in r["decisions"] if d["subject"] == service]
@@ -149,17 +164,16 @@ async def test_one_of_two_routers_or_tokenizers_lost_is_a_pause_and_nothing_else
 
 @pytest.mark.parametrize("service", ["router", "tokenizer"])
 async def test_the_only_router_or_tokenizer_lost_is_a_pause_until_it_is_back(
-    cluster: Cluster, expected: list[str], service: str
+    cluster: Cluster, undisturbed: Undisturbed, service: str
 ) -> None:
     await cluster.start(workers=["both"])
     async with cluster.api() as api:
-        streams = [Stream(api, body) for body in (GREEDY, SEEDED)]
+        streams = [Stream(api, body) for body in undisturbed.asked]
         for _ in range(2):  # the restarted one too
-            # Few: a gateway that gets little of the machine joins many tokens to a chunk.
-            await asyncio.gather(*(stream.reached(stream.chunks + 10) for stream in streams))
+            await asyncio.gather(*(stream.reached(stream.chunks + FEW) for stream in streams))
             cluster.of(service)[-1].kill()
             await cluster.up(cluster.spawn(service))
-        assert [await stream.finished() for stream in streams] == expected
+        assert [await stream.finished() for stream in streams] == undisturbed.texts
 
         async def all_is_free() -> bool:  # a dead router's slots too
             status = await cluster.router_status_of(cluster.of("router")[-1])

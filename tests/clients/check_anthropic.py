@@ -47,6 +47,13 @@ def main(client: anthropic.Anthropic) -> None:
         pass
     else:
         raise AssertionError("a model that is not there")
+    try:
+        client.messages.batches.list()
+    except anthropic.NotFoundError as error:
+        told = error.message
+    else:
+        raise AssertionError("they are not offered")
+    assert "Anthropic's message batches" in told
 
 
 if __name__ == "__main__":

@@ -63,6 +63,10 @@ def main(llm: ChatOpenAI) -> None:
     assert scored.response_metadata["logprobs"]["content"]
     assert llm.invoke(QUESTION, stop=["."]).text.count(".") == 0
 
+    kept = llm.bind(store=True).invoke(QUESTION)
+    stored = llm.root_client.chat.completions.list()
+    assert kept.text in [one.choices[0].message.content for one in stored]
+
 
 async def later(llm: ChatOpenAI) -> None:
     assert (await llm.ainvoke(QUESTION)).text

@@ -6,6 +6,7 @@ import os
 from typing import Any, Literal
 
 import litellm
+import openai
 from pydantic import BaseModel
 
 ASKED = [{"role": "user", "content": "What is the pressure of the water?"}]
@@ -81,6 +82,9 @@ async def later() -> None:
     assert told.choices[0].message.content
     stream = await litellm.acompletion(**COMMON, stream=True)
     assert [chunk async for chunk in stream]
+    kept = await litellm.acompletion(**COMMON, store=True)
+    stored = openai.OpenAI().chat.completions.retrieve(kept.id)
+    assert stored.choices[0].message.content == kept.choices[0].message.content
     text = await litellm.atext_completion(**{k: v for k, v in COMMON.items() if k != "messages"},
                                           prompt="The water")  # fmt: skip
     assert text.choices[0].text

@@ -1,9 +1,11 @@
 """OpenAI's client: parse() with pydantic, tools, streams, logprobs, sync and async; responses,
-files, vector stores, moderations, batches."""
+stored chats, conversations, uploads, files, vector stores, moderations, batches; what is not
+offered."""
 
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from typing import Any, Literal
 
 import openai
@@ -100,6 +102,92 @@ def responses(client: openai.OpenAI) -> None:
     )
     assert client.responses.cancel(behind.id).status in ("cancelled", "completed")
     client.responses.delete(told.id)
+
+
+def stored_chats(client: openai.OpenAI) -> None:
+    own = client.chat.completions
+    told = [
+        own.create(
+            model="demo", messages=ASKED, max_tokens=5, store=True, metadata={"n": str(n)}
+        ).id
+        for n in range(3)
+    ]
+    assert [one.id for one in own.list(limit=2)] == told
+    assert [one.id for one in own.list(metadata={"n": "1"}, model="demo")] == told[1:2]
+    assert own.retrieve(told[0]).choices[0].message.content is not None
+    changed = own.update(told[0], metadata={"topic": "water"})
+    assert changed.to_dict()["metadata"] == {"topic": "water"}
+    (sent,) = own.messages.list(told[0])
+    assert sent.content == ASKED[0]["content"]
+    for id in told:
+        assert own.delete(id).deleted
+    assert list(own.list()) == []
+
+
+def conversations(client: openai.OpenAI) -> None:
+    own = client.conversations
+    made = own.create(items=[{"role": "user", "content": "Hello"}], metadata={"topic": "water"})
+    (item,) = own.items.list(made.id)
+    assert own.items.retrieve(item.id or "", conversation_id=made.id).type == "message"
+    asked: Any = {"model": "demo", "conversation": made.id, "max_output_tokens": 5}
+    client.responses.create(input="Why?", **asked)
+    behind = client.responses.create(input="And then?", background=True, **asked)
+    until = time.monotonic() + 60
+    while behind.status in ("queued", "in_progress") and time.monotonic() < until:
+        time.sleep(0.1)
+        behind = client.responses.retrieve(behind.id)
+    under_key = {"Idempotency-Key": made.id}
+    *_, last = client.responses.create(input="Well?", stream=True, extra_headers=under_key, **asked)
+    assert last.type in ("response.completed", "response.incomplete")
+    said = [one for one in own.items.list(made.id, order="asc", limit=2) if one.type == "message"]
+    assert [one.role for one in said] == ["user", *["user", "assistant"] * 3]
+    assert own.update(made.id, metadata={"a": "b"}).metadata == {"a": "b"}
+    assert own.items.delete(item.id or "", conversation_id=made.id).id == made.id
+    counted = client.responses.input_tokens.count(model="demo", conversation=made.id, input="Why?")
+    assert counted.input_tokens > 0
+    assert own.delete(made.id).deleted
+
+
+def uploads(client: openai.OpenAI) -> None:
+    text = b"The water of the main pipe has a pressure of three bar. " * 40
+    done = client.uploads.upload_file_chunked(
+        file=text,
+        filename="water.txt",
+        bytes=len(text),
+        mime_type="text/plain",
+        purpose="assistants",
+        part_size=500,
+    )
+    assert done.file is not None
+    assert client.files.content(done.file.id).read() == text
+    begun = client.uploads.create(
+        filename="a.txt", bytes=5, mime_type="text/plain", purpose="assistants"
+    )
+    client.uploads.parts.create(begun.id, data=b"Hello")
+    assert client.uploads.cancel(begun.id).status == "cancelled"
+    client.files.delete(done.file.id)
+
+
+def not_offered(client: openai.OpenAI) -> None:
+    """Each is named, at once: none is tried again."""
+    calls: list[Callable[[], object]] = [
+        lambda: client.images.generate(prompt="a kettle"),
+        lambda: client.fine_tuning.jobs.list(),
+        lambda: client.containers.list(),
+        lambda: client.responses.compact(model="demo", input="Hello"),
+    ]
+    for call in calls:
+        error = _error_of(call)
+        assert (error.status_code, error.code) == (404, "not_offered"), error
+        assert "Not offered here: " in error.message
+
+
+def _error_of(call: Callable[[], object]) -> openai.APIStatusError:
+    try:
+        call()
+    except openai.APIStatusError as error:
+        return error
+    raise AssertionError("it is not offered")
 
 
 def stores(client: openai.OpenAI) -> None:
@@ -208,6 +296,15 @@ async def concurrently(client: openai.AsyncOpenAI) -> None:
 
 if __name__ == "__main__":
     main(openai.OpenAI())
-    for part in (responses, stores, moderations, batches):
+    for part in (
+        responses,
+        stored_chats,
+        conversations,
+        uploads,
+        stores,
+        moderations,
+        batches,
+        not_offered,
+    ):
         part(openai.OpenAI())
     asyncio.run(concurrently(openai.AsyncOpenAI()))

@@ -27,6 +27,7 @@ EVERYTHING = {
         }
     ],
     "modelCache": {"enabled": True, "download": {"tokenSecret": {"name": "huggingface-token"}}},
+    "kvDisk": {"enabled": True},
     "certificates": {"enabled": True, "door": {"enabled": True, "dnsNames": ["llm.example.com"]}},
     "gatewayApi": {
         "enabled": True,

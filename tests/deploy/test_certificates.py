@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtensionOID
 from helm_python import HelmError
 
-from services.common.certificates import dns_name
+from services.common.locks.certificates import dns_name
 from tests.deploy.manifests import Release, Thing, notes, render
 from tests.deploy.validation import errors
 

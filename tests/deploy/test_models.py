@@ -41,7 +41,18 @@ def applications(release: Release) -> dict[str, Thing]:
         ({"path": None}, "needs path"),
         ({"path": "org/name"}, "absolute folder"),
         ({"decode": None}, "decode: needed"),
-        ({"decode": {"replicas": 1, "gpus": 4}}, r"models\[a\], gpus: 4: .*tensor parallelism"),
+        (
+            {"worker": {"tensor_parallel": 2}, "decode": {"replicas": 1, "gpus": 1}},
+            r"models\[a\]: tensor_parallel 2, gpus: 1: each rank has one GPU",
+        ),
+        (
+            {"worker": {"tensor_parallel": 2, "placement_group_strategy": "PACK"}},
+            r"models\[a\]: placement_group_strategy PACK: ranks of a worker are in one pod here",
+        ),
+        (
+            {"decode": {"replicas": 1, "worker": {"placement_group_strategy": "SPREAD"}}},
+            r"models\[a\]: placement_group_strategy SPREAD: ranks of a worker are in one pod here",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_is_refused(changes: Thing, told: str) -> None:
@@ -56,7 +67,7 @@ def test_a_download_without_a_cache_is_refused() -> None:
 
 def test_two_names_that_kubernetes_cannot_tell_apart_are_refused() -> None:
     with pytest.raises(HelmError, match="the same name to Kubernetes"):
-        chart({**FOLDER, "name": "Llama-3.1"}, {**FOLDER, "name": "llama 3 1"})
+        chart({**FOLDER, "name": "Llama-3.1"}, {**FOLDER, "name": "llama:3:1"})
 
 
 def test_a_model_more_changes_nothing_of_what_runs() -> None:
@@ -208,6 +219,17 @@ def test_gpus_are_asked_of_kubernetes_of_ray_and_of_the_engine() -> None:
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in tolerated
 
 
+def test_several_gpus_are_ranks_of_one_worker() -> None:
+    pools = {"prefill": None, "decode": {"replicas": 1, "gpus": 4}}
+    release = chart({**FOLDER, **pools})
+    group = release.groups()["both-a"]
+    [container] = group["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
+    told = applications(release)["penstock:a"]["args"]["decode"]
+    assert told["ray"]["num_gpus"] == 4
+    assert told["worker"] == {"device": "cuda", "tensor_parallel": 4}
+
+
 def test_another_version_of_the_chart_makes_no_new_pods(tmp_path: Path) -> None:
     """With the same image: what is in a pod's template makes a new cluster when it changes."""
     copied = tmp_path / "penstock"
@@ -231,3 +253,10 @@ def test_a_pod_of_services_has_time_for_both_waves_of_its_drain() -> None:
     seconds = {pod.component: pod.spec.get("terminationGracePeriodSeconds") for pod in release.pods}
     assert seconds["gateway"] > 5 + 100
     assert seconds["services"] > 5 + 2 * 100
+
+
+def test_adapters_are_the_models() -> None:
+    release = chart({**FOLDER, "adapters": {"pirate": "/adapters/pirate"}})
+    assert applications(release)["penstock:a"]["args"]["adapters"] == {"pirate": "/adapters/pirate"}
+    with pytest.raises(HelmError, match="adapters"):
+        chart({**FOLDER, "adapters": {"a#b": "/adapters/pirate"}})

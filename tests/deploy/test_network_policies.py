@@ -1,7 +1,7 @@
 """Network policies let through what a request's way, Ray and operation need, and nothing else.
 
 What is needed is not written down here a second time where the code says it: who calls which
-service is `CALLERS` of services/common/callers.py.
+service is `CALLERS` of services/common/locks/callers.py.
 """
 
 from dataclasses import replace
@@ -9,9 +9,9 @@ from itertools import product
 
 import pytest
 
-from services.common.callers import CALLERS
 from services.common.config import Settings
 from services.common.discovery import SERVICES
+from services.common.locks.callers import CALLERS
 from tests.deploy.conftest import ELSEWHERE
 from tests.deploy.environment import settings_of
 from tests.deploy.manifests import NAMESPACE, Release, render

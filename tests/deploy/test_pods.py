@@ -4,11 +4,13 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from services.common.config import unknown_names
 from services.common.discovery import SERVICES
 from services.common.policy import load_rules
 from tests.deploy.environment import settings_of
-from tests.deploy.manifests import Pod, Release, render
+from tests.deploy.manifests import Pod, Release, Thing, render
 
 OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
 _OF_SERVE = ("gateway", "services", "prefill", "decode")
@@ -220,6 +222,42 @@ def test_files_may_have_half_of_redis(release: Release) -> None:
             assert found is not None
             room = int(found[1]) * {"m": 2**20, "g": 2**30}[found[2]]
             assert 2 * settings_of(release).gateway.max_file_bytes <= room
+
+
+@pytest.mark.parametrize("claim", ["", "shared-kv"])
+def test_blocks_on_disk_lie_in_a_volume_of_the_workers_alone(claim: str) -> None:
+    """From them prompts can be told."""
+    disk = {"enabled": True, "existingClaim": claim, "sizeLimit": "3Gi"}
+    release = render(None, {"kvDisk": disk})
+    own, shared = (
+        {"emptyDir": {"sizeLimit": "3Gi"}},
+        {"persistentVolumeClaim": {"claimName": claim}},
+    )
+    workers = [pod for pod in release.pods if pod.spec["containers"][0]["name"] == "worker"]
+    assert workers
+    for pod in workers:
+        [main] = pod.spec["containers"]
+        [mount] = [one for one in main["volumeMounts"] if one["name"] == "kv"]
+        folder = Path(settings_of(release, pod).worker.kv_disk_dir)
+        assert str(folder.parent) == mount["mountPath"], (
+            "the worker makes a folder of its own there"
+        )
+        [volume] = [one for one in pod.spec["volumes"] if one["name"] == "kv"]
+        assert volume == {"name": "kv", **(shared if claim else own)}
+    others = [volume for pod in release.pods if pod not in workers for volume in _volumes(pod)]
+    assert "kv" not in [volume["name"] for volume in others]
+
+
+def test_no_blocks_go_to_disk_unless_that_is_asked_for() -> None:
+    release = render()
+    assert not any(
+        settings_of(release, pod).worker.kv_disk_dir for pod in release.pods_of("decode")
+    )
+
+
+def _volumes(pod: Pod) -> list[Thing]:
+    found: list[Thing] = pod.spec.get("volumes", [])
+    return found
 
 
 def _claim_templates(release: Release, owner: str) -> list[dict[str, dict[str, str]]]:

@@ -265,7 +265,8 @@ async def test_a_worker_that_is_lost_is_seen_in_none_of_them(
     wanted = [await at_once(api, body | {"model": "whole"}) for body in bodies]
     seen: list[list[str]] = [[] for _ in bodies]
     streams = [asyncio.create_task(streamed(api, *one)) for one in zip(bodies, seen, strict=True)]
-    await until(lambda: all(len(lines) > 1 for lines in seen), 30, "all have begun")
+    # No more than two: where the machine is busy the first may have ended when the last begins.
+    await until(lambda: sum(len(lines) > 1 for lines in seen) >= 2, 30, "two have begun")
     (await penstock.busy_worker("decode")).kill()
     for name, told, want in zip(LASTING, await asyncio.gather(*streams), wanted, strict=True):
         assert told == want, name

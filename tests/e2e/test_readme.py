@@ -19,7 +19,7 @@ from services.cli.command_line import parser
 from services.cli.running import Running, holding, state_file
 from services.common.config import ModelSpec, Settings
 from services.common.embedded_redis import EmbeddedRedis
-from services.common.secrets import private_folder
+from services.common.locks.secrets import private_folder
 from tests.support.cluster import ROOT, Cluster
 from tests.support.transport import SECRET
 
@@ -109,7 +109,9 @@ def test_commands_run(line: str, readme: Cluster, tmp_path: Path) -> None:
         return
     if arguments[0] == "top":  # else it goes on until it is interrupted
         arguments.append("--once")
-    arguments = [str(tmp_path / word) if word == "out.json" else word for word in arguments]
+    arguments = [
+        str(tmp_path / word) if word in ("out.json", "OUT") else word for word in arguments
+    ]
     asked = {"input": "Who is the keeper?\n"} if arguments[0] == "chat" else {}
     said = run(["-m", "services.cli", *arguments], readme, **asked)
     if arguments[0] == "bench":

@@ -14,7 +14,7 @@ import transformers
 
 from protos import gateway_pb2, gateway_pb2_grpc
 from services.common.config import ModelSpec
-from services.common.content import said
+from services.common.text.content import said
 from tests.support.cluster import Cluster
 from tests.support.inside import check
 from tests.support.streams import Stream
@@ -309,10 +309,9 @@ async def test_nothing_of_the_inside_is_told(penstock: Cluster) -> None:
 
 async def test_a_client_that_goes_away_frees_its_blocks(penstock: Cluster) -> None:
     async with penstock.api() as http:
-        stream = Stream(
-            http, {"model": "tiny", "prompt": "on and on", "max_tokens": 1500, "ignore_eos": True}
-        )
-        await stream.reached(chunks=20)
+        long = {"prompt": "on and on", "max_tokens": 1500, "ignore_eos": True, "n": 4}
+        stream = Stream(http, {"model": "tiny", **long})
+        await stream.reached(chunks=1)  # many tokens may have come as one
         stream.disconnect()
 
         async def idle() -> bool:
@@ -320,8 +319,9 @@ async def test_a_client_that_goes_away_frees_its_blocks(penstock: Cluster) -> No
             free = all(w.free_blocks == w.total_blocks for w in status.workers)
             return free and not status.admitted and not sum(w.running for w in status.workers)
 
-        # Far less than the 1,500 tokens would take.
+        # Far less than the 6,000 tokens would take.
         await until(idle, 2.0, "blocks and slot are free")
+        assert (await stream.record())["error"]["code"] == "cancelled"
 
 
 async def test_embeddings_and_models(penstock: Cluster) -> None:
@@ -437,6 +437,64 @@ async def test_many_at_once_all_end_as_they_would_alone(penstock: Cluster) -> No
             *(api.completions.create(prompt=p, **body) for p in prompts)  # type: ignore[call-overload]
         )
     assert [answer.choices[0].text for answer in together] == alone
+
+
+async def test_a_served_model_ranks_what_a_store_and_a_chat_find(penstock: Cluster) -> None:
+    """At a gateway that names one, by what /v1/score says of the same texts: the whole way."""
+    texts = ["The water is hot.", "The keeper asks for the water.", "The pressure of the water."]
+    question = "What is the pressure of the water?"
+    gateway = penstock.spawn(
+        "gateway", RETRIEVAL__RERANKING_MODEL="tiny", RETRIEVAL__RERANKING_TIMEOUT_S="30"
+    )
+    await penstock.up(gateway)
+    try:
+        async with client(penstock) as api, penstock.api(-1) as http:
+
+            async def ready() -> bool:
+                return (await http.get("/readyz")).status_code == 200
+
+            await until(ready, 30, "the gateway is ready")
+            store = await api.vector_stores.create(name="waters")
+            for number, text in enumerate(texts):
+                file = await api.files.create(
+                    file=(f"{number}.md", text.encode()), purpose="assistants"
+                )
+                await api.vector_stores.files.create_and_poll(file.id, vector_store_id=store.id)
+            asked = {"query": question, "max_num_results": 2}
+            told = (await http.post(f"/v1/vector_stores/{store.id}/search", json=asked)).json()
+            assert told["penstock"]["reranked"] == "tiny", told
+            read = [f"{one['title']}\n{one['content'][0]['text']}" for one in told["data"]]
+            scored = await http.post(
+                "/v1/score", json={"model": "tiny", "text_1": question, "text_2": read}
+            )
+            wanted = [one["score"] for one in scored.json()["data"]]
+            assert [one["score"] for one in told["data"]] == pytest.approx(wanted, abs=1e-5)
+            assert len(wanted) == 2
+            assert wanted == sorted(wanted, reverse=True)
+            chat = await http.post(
+                "/v1/chat/completions",
+                json={
+                    "model": "tiny",
+                    "messages": [{"role": "user", "content": question}],
+                    "max_tokens": 4,
+                    "tools": [
+                        {
+                            "type": "file_search",
+                            "vector_store_ids": [store.id],
+                            "max_num_results": 2,
+                        }
+                    ],
+                },
+            )
+            body = chat.json()
+            assert body["penstock"]["search"]["reranked"] == "tiny"
+            passages = [one["filename"] for one in body["penstock"]["passages"]]
+            assert passages == [one["filename"] for one in told["data"]]
+            record = (await http.get(f"/v1/requests/{chat.headers['x-request-id']}")).json()
+            assert "rerank" in [span["name"] for span in record["spans"]]
+    finally:
+        gateway.kill()
+        penstock.processes.remove(gateway)
 
 
 async def test_a_pool_that_does_both_answers_as_the_split_ones(

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from services.worker.engine import kv_payload
 from services.worker.engine.engine import Engine
 from services.worker.engine.grammar.matcher import ConstraintError, Matcher, Unavailable
+from services.worker.engine.kv import payload as kv_payload
 from services.worker.engine.plan import NOT_FINITE
 
 _APART = 6  # steps that go well behind one that does not

@@ -8,20 +8,22 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from protos.common_pb2 import Constraint as Form
 from protos.common_pb2 import Tool, ToolChoice
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest
-from services.common.content import said
-from services.tokenizer.constraint import constraint_of
-from services.tokenizer.context import Prompt
-from services.tokenizer.models import ServedModel, load
+from services.common.text.content import said
+from services.tokenizer.checkpoints.models import ServedModel, load
+from services.tokenizer.prompts.constraint import constraint_of
+from services.tokenizer.prompts.context import Prompt
 from services.worker.engine.messages import Constraint, Pooling, Request, Sampling
 from tests.support.served import checkpoint_of
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 DRAFT = DEMO.with_name("demo-draft")
 VOCAB, EOS, WINDOW, HIDDEN = 2048, 1, 256, 256
-PROMPT = Prompt([1], 9, PromptPlan(), b"", "")
+PROMPT = Prompt(np.array([1], np.uint32), 9, PromptPlan(), b"", "")
 SCHEMA = {
     "type": "object",
     "properties": {"x": {"enum": ["a", "b", 3]}, "y": {"type": "boolean"}},

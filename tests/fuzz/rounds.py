@@ -15,20 +15,14 @@ import jsonschema
 
 from protos.common_pb2 import FINISH_STOP
 from protos.worker_pb2 import TokenDelta
-from services.tokenizer.constraint import shape_of
-from services.tokenizer.output import Output
-from services.worker.engine import (
-    EngineConfig,
-    FinishReason,
-    KvBlocks,
-    RequestOutput,
-    StepOutput,
-    guess_rules,
-    kv_payload,
-)
+from services.tokenizer.answers.output import Output
+from services.tokenizer.prompts.constraint import shape_of
+from services.worker.engine import EngineConfig, FinishReason, KvBlocks, RequestOutput, StepOutput
 from services.worker.engine.engine import Engine
 from services.worker.engine.grammar.compiler import Compiler, grammar_of
+from services.worker.engine.kv import payload as kv_payload
 from services.worker.engine.messages import Constraint
+from services.worker.engine.speculation import guess_rules
 from tests.fuzz.faults import Faults, no_room
 from tests.fuzz.replay import compare, plain
 from tests.fuzz.requests import DEMO, DRAFT, EOS, HIDDEN, PROMPT, VOCAB, WINDOW, Asked, demo, drawn

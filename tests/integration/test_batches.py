@@ -14,9 +14,9 @@ import pytest
 
 from protos.tokenizer_pb2 import PromptRequest
 from services.common.config import JobsSettings, MeteringSettings
-from services.common.content import text_of
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.link import LinkCall
+from services.common.text.content import text_of
 from services.gateway.identity.limits import Limit
 from services.gateway.identity.tenants import TenantStore
 from services.gateway.jobs.queue import Queue

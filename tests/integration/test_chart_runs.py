@@ -25,8 +25,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common.children import dying_with_parent
 from services.common.discovery import SERVICES, Directory, Replica
+from services.common.locks.socket_folder import SocketFolder
 from services.common.redis import connect
-from services.common.socket_folder import SocketFolder
 from services.gateway.identity.keys import KeyStore
 from tests.deploy.manifests import Release, Thing, render, secret_value
 from tests.support.authority import Authority

@@ -11,7 +11,8 @@ from protos.tokenizer_pb2 import TextDelta
 from protos.worker_pb2 import TokenDelta
 from services.common.errors import PenstockError, invalid
 from services.common.link import LinkCall
-from services.tokenizer.choices import seed_of
+from services.tokenizer.answers.choices import seed_of
+from tests.support.prompts import prompt_of
 from tests.support.resumes import resume_of
 from tests.support.tokenizer_bed import Bed, bed, ids, question
 
@@ -34,7 +35,7 @@ class Router:
         if request.choice == self.fails:
             raise invalid("odd", "logit_bias", stage="worker")
         known, tokens = request.generated_prefix, ids(TEXTS[request.choice])
-        prompt = len(request.prompt_token_ids) - known
+        prompt = len(prompt_of(request)) - known
         for position in range(known, len(tokens)):
             delta = TokenDelta(token_ids=[tokens[position]])
             if request.sampling.HasField("logprobs"):
@@ -123,7 +124,7 @@ async def test_each_token_is_told_with_its_logprob_and_the_prompt_too(
         assert echo.text == "Water é"
         assert b"".join(one.token.bytes for one in echo.logprobs).decode() == "Water é"
         assert [one.token.logprob for one in echo.logprobs[1:]] == [-1.5] * (
-            len(first.prompt_token_ids) - 1
+            len(prompt_of(first)) - 1
         )
 
 

@@ -16,8 +16,8 @@ from services.common.config import JobsSettings
 from services.common.errors import unavailable
 from services.common.link import LinkCall
 from services.gateway.api.resources.files import delete_unused
-from services.gateway.stores import file_expiry
-from services.gateway.stores.file_expiry import FileExpiry
+from services.gateway.stores.files import file_expiry
+from services.gateway.stores.files.file_expiry import FileExpiry
 from tests.support.gateway_rig import MODEL, Rig, finish, gateway_rig, plan, send
 from tests.support.waiting import until
 

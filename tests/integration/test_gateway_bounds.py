@@ -2,15 +2,22 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
+import grpc
 import pytest
 
+from protos.gateway_conversations_pb2 import ListConversationItemsRequest
+from protos.gateway_conversations_pb2_grpc import ConversationsStub
+from protos.gateway_pb2 import ChatRequest, GetRunRequest
+from protos.gateway_pb2_grpc import InferenceStub, RunsStub
 from protos.gateway_stores_pb2 import GetAttachedFileRequest
 from protos.gateway_stores_pb2_grpc import VectorStoresStub
 from services.common.link import LinkCall
+from services.common.text.content import said
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig, plan, say, send
 from tests.support.waiting import until
 
@@ -164,6 +171,78 @@ async def test_large_answers_count_while_they_are_sent(rig):
         assert (await http.get(f"/v1/files/{file}")).status_code == 200
     assert (await http.get(f"/v1/files/{file}/content")).content == b"x" * 12_000
     assert rig.gateway.intake.bytes_held == 0
+
+
+@pytest.mark.parametrize("way", ["rest", "grpc"])
+async def test_looks_at_what_is_stored_count_what_they_read(rig, way):
+    """They take no place among the running requests: as many as a tenant liked read 32 MB each."""
+    rig.tokenizer.script = say("y" * 10_000)
+    http, looks = await rig.http(), await (_looks_by_rest if way == "rest" else _looks_by_grpc)(rig)
+
+    async def told() -> set[str]:
+        return {await look() for look in looks}
+
+    await until(lambda: rig.gateway.intake.running == 0, SOON_S)
+    assert await told() == {"ok"}
+    with rig.gateway.intake.visit("acme") as taken:
+        taken.hold(30_000)
+        assert await told() == {"too_many_bytes"}
+        assert (await http.get("/v1/files")).status_code == 200
+    assert await told() == {"ok"}
+    assert rig.gateway.intake.bytes_held == 0
+
+
+Look = Callable[[], Awaitable[str]]
+LONG = {"role": "user", "content": "x" * 10_000}
+
+
+async def _conversation(rig: Rig, items: int) -> str:
+    """Of so many long ones."""
+    http = await rig.http()
+    id = (await http.post("/v1/conversations", json={"items": [LONG]})).json()["id"]
+    for _ in range(items - 1):
+        await http.post(f"/v1/conversations/{id}/items", json={"items": [LONG]})
+    return str(id)
+
+
+async def _looks_by_rest(rig: Rig) -> list[Look]:
+    http = await rig.http()
+    asked = await http.post(CHAT, json=chat(messages=[LONG], store=True))
+    stored = f"{CHAT}/{asked.json()['id']}"
+    asked = await http.post("/v1/responses", json={"model": MODEL, "input": [LONG]})
+    response = f"/v1/responses/{asked.json()['id']}"
+    talk = f"/v1/conversations/{await _conversation(rig, 3)}/items"
+    paths = [talk, CHAT, stored, f"{stored}/messages", response, f"{response}/input_items"]
+
+    async def look(path: str) -> str:
+        answer = await http.get(path)
+        return "ok" if answer.status_code == 200 else answer.json()["error"]["code"]
+
+    return [partial(look, path) for path in paths]
+
+
+async def _looks_by_grpc(rig: Rig) -> list[Look]:
+    channel = await rig.channel()
+    own = (("authorization", f"Bearer {rig.key}"),)
+    asked = ChatRequest(model=MODEL, messages=[said("user", LONG["content"])])
+    call = InferenceStub(channel).Chat(asked, metadata=(*own, ("idempotency-key", "k")))
+    async for _ in call:
+        pass
+    run = GetRunRequest(run_id=dict(await call.initial_metadata())["x-request-id"])
+    items = ListConversationItemsRequest(conversation_id=await _conversation(rig, 1))
+    calls = [
+        (RunsStub(channel).GetRun, run),
+        (ConversationsStub(channel).ListConversationItems, items),
+    ]
+
+    async def look(method: Any, request: Any) -> str:
+        try:
+            await method(request, metadata=own)
+        except grpc.aio.AioRpcError as error:
+            return "too_many_bytes" if "bytes of your requests" in str(error.details()) else "?"
+        return "ok"
+
+    return [partial(look, *one) for one in calls]
 
 
 @pytest.mark.parametrize("way", ["rest", "grpc"])

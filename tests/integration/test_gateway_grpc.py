@@ -24,9 +24,9 @@ from protos.gateway_pb2 import (
 )
 from protos.gateway_pb2_grpc import InferenceStub
 from protos.tokenizer_pb2 import Echo
-from services.common.content import said
 from services.common.errors import PenstockError
 from services.common.service import Host
+from services.common.text.content import said
 from services.gateway import neighbours
 from services.gateway.api.grpc import inbox as grpc_inbox
 from services.gateway.api.grpc import strangers as grpc_strangers

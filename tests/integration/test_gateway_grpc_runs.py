@@ -10,7 +10,7 @@ from protos import gateway_pb2 as pb
 from protos.common_pb2 import FINISH_STOP
 from protos.gateway_pb2_grpc import InferenceStub, RunsStub
 from services.common.config import MeteringSettings, RunsSettings
-from services.common.content import said
+from services.common.text.content import said
 from tests.support.gateway_rig import MODEL, Rig, gateway_rig
 from tests.support.stories import TEXT, WORDS, Story, calls_a_tool
 from tests.support.waiting import until

@@ -348,7 +348,8 @@ async def test_a_chat_of_too_many_messages_is_refused_by_name(rig):
 async def test_unknown_paths_methods_and_models(rig):
     http = await rig.http()
     assert (await http.get("/v1/nothing")).json()["error"]["code"] == "unknown_url"
-    answer = await http.get(CHAT)
+    assert (await http.put(CHAT)).headers["allow"] == "GET, POST"
+    answer = await http.get("/v1/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert answer.json()["error"]["code"] == "method_not_allowed"
     assert (await http.put("/v1/files/file-0")).headers["allow"] == "GET, DELETE"

@@ -9,7 +9,7 @@ import pytest
 import tiktoken
 
 from services.common.errors import invalid
-from services.gateway.stores import indexing
+from services.gateway.stores.indexing import indexing
 from tests.support.gateway_rig import (
     EMBEDDING_MODEL,
     MODEL,

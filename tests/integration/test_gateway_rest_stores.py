@@ -19,8 +19,8 @@ from protos.gateway_pb2_grpc import InferenceStub
 from protos.retrieval_pb2 import Ranking
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import invalid
-from services.common.spans import Span
-from services.gateway.stores import storage_room
+from services.common.telemetry.spans import Span
+from services.gateway.stores.files import storage_room
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig
 from tests.support.waiting import until
 

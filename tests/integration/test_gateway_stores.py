@@ -10,8 +10,8 @@ import pytest
 from protos import gateway_pb2_grpc
 from protos.gateway_pb2 import ChatRequest
 from services.common.config import JobsSettings
-from services.common.content import said
 from services.common.errors import PenstockError, invalid, unavailable
+from services.common.text.content import said
 from services.gateway.metering.ledger import Ledger
 from services.gateway.server import GatewayService
 from tests.support.another_gateway import another_gateway

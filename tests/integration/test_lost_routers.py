@@ -17,7 +17,9 @@ from services.common.errors import PenstockError, unavailable
 from services.common.link import End, LinkCall
 from services.common.policy import Policy, load_rules
 from services.common.service import Host
-from services.tokenizer.generation import MAX_LOSSES
+from services.tokenizer.answers.generation import MAX_LOSSES
+from tests.support.link_peers import links_made_anew_at_once
+from tests.support.prompts import prompt_of
 from tests.support.resumes import resume_of
 from tests.support.tokenizer_bed import (
     Bed,
@@ -46,9 +48,10 @@ async def two(
         await two.script(call, request)
 
     folder = tmp_path_factory.mktemp("two")
-    async with bed(folder, redis_server.url, "two-routers", script, script) as made:
-        two = made
-        yield two
+    with links_made_anew_at_once():
+        async with bed(folder, redis_server.url, "two-routers", script, script) as made:
+            two = made
+            yield two
 
 
 def last(b: Bed) -> TextDelta:
@@ -94,8 +97,8 @@ async def test_wherever_a_router_is_lost_the_answer_is_the_same(two: Bed, stop: 
         resumed = max(asked, key=lambda r: r.generated_prefix)
         assert len(asked) == 2
         assert resumed.generated_prefix == position
-        assert list(resumed.prompt_token_ids) == [
-            *undisturbed.prompt_token_ids,
+        assert prompt_of(resumed) == [
+            *prompt_of(undisturbed),
             *ids(TEXT)[:position],
         ]
         assert resumed.sampling.max_tokens == undisturbed.sampling.max_tokens - position
@@ -197,7 +200,7 @@ async def test_the_only_router_is_waited_for(
         request = b.open(question())
         await until(lambda: story.told == 4)
         await b.routers[0].stop(grace_s=0)
-        assert not request._end.done()
+        assert not request.outcome.done()
         story.gate.set()
         b.routers.append(Host(router_class(story), b.settings))
         await b.routers[1].start()
@@ -243,12 +246,12 @@ async def test_an_answer_is_gone_on_with_in_the_window_and_under_the_policy_it_b
         file.current = before_it
     assert (end.status.code, two.text) == (0, after)
     known = len(request.resume.choices[0].token_ids)
-    assert list(second.prompt_token_ids) == [*first.prompt_token_ids, *ids(TEXT)[:known]]
+    assert prompt_of(second) == [*prompt_of(first), *ids(TEXT)[:known]]
     assert second.generated_prefix == known
     assert first.sampling.max_tokens - second.sampling.max_tokens == known
     assert not any(delta.HasField("plan") for delta in two.deltas)
     usage = two.deltas[-1].usage
-    assert (usage.prompt_tokens, usage.cached_tokens) == (len(first.prompt_token_ids), 3)
+    assert (usage.prompt_tokens, usage.cached_tokens) == (len(prompt_of(first)), 3)
     assert usage.completion_tokens == len(ids(TEXT))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import pytest_asyncio
 
@@ -26,10 +27,11 @@ from services.common.service import Host
 from services.gateway.identity.keys import KeyStore
 from services.gateway.runs.text_stream import MAX_LOSSES
 from services.gateway.server import GatewayService
-from services.tokenizer.context import Prompt
-from services.tokenizer.detokenizer import detokenizer_factory
-from services.tokenizer.output import Output
+from services.tokenizer.answers.detokenizer import detokenizer_factory
+from services.tokenizer.answers.output import Output
+from services.tokenizer.prompts.context import Prompt
 from services.tokenizer.server import TokenizerService
+from tests.support.link_peers import links_made_anew_at_once
 from tests.support.served import checkpoint_of, listing
 from tests.support.streams import Stream
 from tests.support.tokenizer_bed import TOKENIZER, Story, cut_off, ids, router_class, write_model
@@ -131,8 +133,10 @@ async def house(
 async def two(
     tmp_path_factory: pytest.TempPathFactory, redis_server: EmbeddedRedis
 ) -> AsyncIterator[House]:
-    async for made in house(tmp_path_factory.mktemp("two"), redis_server.url, "two-tokenizers", 2):
-        yield made
+    folder = tmp_path_factory.mktemp("two")
+    with links_made_anew_at_once():
+        async for made in house(folder, redis_server.url, "two-tokenizers", 2):
+            yield made
 
 
 @pytest.fixture
@@ -143,7 +147,7 @@ async def one(tmp_path: Path, redis_url: str, namespace: str) -> AsyncIterator[H
 
 def given_after(tokens: int, stops: Sequence[str]) -> str:
     """The text that so many tokens of the story let out."""
-    output = Output(NEW(), stops, Prompt([1], 90, PromptPlan(), b"", ""))
+    output = Output(NEW(), stops, Prompt(np.array([1], np.uint32), 90, PromptPlan(), b"", ""))
     told = [output.push(TokenDelta(token_ids=[id])) for id in ids(TEXT)[:tokens]]
     return "".join(delta.text for delta in told if delta is not None)
 

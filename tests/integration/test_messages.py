@@ -10,9 +10,9 @@ from anthropic import AsyncAnthropic
 
 from protos.common_pb2 import FINISH_LENGTH
 from protos.tokenizer_pb2 import PromptRequest
-from services.common.content import text_of
 from services.common.errors import invalid
 from services.common.link import LinkCall
+from services.common.text.content import text_of
 from tests.support.gateway_rig import MODEL, Rig, finish, gateway_rig, plan, send
 from tests.support.stories import calls_a_tool
 

@@ -18,7 +18,8 @@ from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.config import PolicySettings
 from services.common.link import LinkCall
 from services.gateway.api.openapi.document import document
-from services.gateway.api.openapi.operations import OPERATIONS, Form
+from services.gateway.api.openapi.operation import Form
+from services.gateway.api.openapi.operations.table import OPERATIONS
 from tests.support.described import check, events_as_described
 from tests.support.gateway_rig import MODEL, finish, gateway_rig, plan, say_numbers, send
 
@@ -26,7 +27,9 @@ EXAMPLES = int(os.environ.get("EXAMPLES", "8"))
 """Of each endpoint; `make api-fuzz` asks for many, and others each time."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"  # OpenAPI 3.1's
 NAMELESS = ("invalid_json", "invalid_form")  # refusals of no field in particular
-JSON_BODIES = [name for name, one in OPERATIONS.items() if one.body not in (None, Form)]
+JSON_BODIES = [
+    name for name, one in OPERATIONS.items() if one.body and not issubclass(one.body, Form)
+]
 
 
 class Door(NamedTuple):
@@ -79,7 +82,7 @@ def _things(client: httpx.Client) -> dict[str, str]:
     messages = [{"role": "user", "content": "Hi"}]
     chat = client.post(
         "/v1/chat/completions",
-        json={"model": MODEL, "messages": messages},
+        json={"model": MODEL, "messages": messages, "store": True},
         headers={"Idempotency-Key": "k"},
     ).json()["id"]
     line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}
@@ -90,6 +93,8 @@ def _things(client: httpx.Client) -> dict[str, str]:
     wanted = {"input_file_id": lines, "endpoint": line["url"], "completion_window": "1h"}
     batch = client.post("/v1/batches", json=wanted).json()["id"]
     request = response["penstock"]["request_id"]
+    said = {"items": [{"role": "user", "content": "Hi"}]}
+    conversation = client.post("/v1/conversations", json=said).json()["id"]
     ids = {
         "lines": lines,
         "batch": batch,
@@ -98,8 +103,16 @@ def _things(client: httpx.Client) -> dict[str, str]:
         "store": store,
         "response": response["id"],
         "completion": chat,
+        "upload": _upload(client),
+        "conversation": conversation,
+        "item": client.get(f"/v1/conversations/{conversation}/items").json()["first_id"],
     }
     return {**ids, "model": MODEL, "request": request, "asset": "swagger-ui.css"}
+
+
+def _upload(client: httpx.Client) -> str:
+    about = {"filename": "a.md", "purpose": "assistants", "bytes": 9, "mime_type": "text/plain"}
+    return str(client.post("/v1/uploads", json=about).json()["id"])
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +161,12 @@ def _example(endpoint: str, door: Door) -> tuple[str, str, dict[str, Any]]:
     body |= {"input_file_id": door.ids["lines"]} if "input_file_id" in body else {}
     body |= {"file_id": door.ids["file"]} if "file_id" in body else {}
     body |= {"file_ids": [door.ids["file"]]} if "file_ids" in body else {}
-    return method, path.replace(":path}", "}").format_map(door.ids), body
+    ids = {**door.ids}
+    if "part_ids" in body:  # of one that nothing has ended
+        ids["upload"] = begun = _upload(door.client)
+        part = door.client.post(f"/v1/uploads/{begun}/parts", files={"data": b"The water"})
+        body["part_ids"] = [part.json()["id"]]
+    return method, path.replace(":path}", "}").format_map(ids), body
 
 
 @pytest.mark.parametrize("endpoint", JSON_BODIES)

@@ -22,6 +22,7 @@ from services.common.service import Host
 from services.router.server import RouterService
 from services.tokenizer.server import TokenizerService
 from tests.support.fake_worker import FakeWorker, Transfers, continuation
+from tests.support.prompts import prompt_of
 from tests.support.served import checkpoint_of, listing
 from tests.support.tokenizer_bed import METHOD, renumber, write_model
 from tests.support.transport import TRANSPORT
@@ -158,7 +159,7 @@ async def test_no_request_fails_and_none_is_of_both(house: House, tmp_path: Path
         for worker in served.workers:
             for work in worker.requests:
                 assert work.checkpoint == served.checkpoint.digest
-                assert list(work.prompt_token_ids[: len(served.prompt)]) == served.prompt
+                assert prompt_of(work)[: len(served.prompt)] == served.prompt
 
 
 async def test_one_that_vanishes_at_once_takes_no_waiting_request_along(

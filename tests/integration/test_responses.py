@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from protos.common_pb2 import FINISH_LENGTH
 from protos.tokenizer_pb2 import PromptRequest, TextLogprob
 from services.common.config import MeteringSettings, RunsSettings
-from services.common.content import text_of
 from services.common.errors import invalid
 from services.common.link import LinkCall
+from services.common.text.content import text_of
 from tests.support.another_gateway import another_gateway
 from tests.support.gateway_rig import MODEL, Rig, finish, gateway_rig, plan, say, send
 from tests.support.stories import TEXT, Story, calls_a_tool, ledger
@@ -268,7 +268,6 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("input[0].role", {"input": [{"content": "a"}]}),
     ("input[0].arguments", {"input": _NO_JSON}),
     ("reasoning.effort", {"reasoning": {"effort": "low"}}),
-    ("conversation", {"conversation": "conv_1"}),
     ("temperature", {"temperature": 3}),
     ("max_output_tokens", {"max_output_tokens": 0}),
     ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n"}}}),

@@ -1,6 +1,7 @@
 """Retrieval as its peers see it: over gRPC, through its host, with the real embedding model."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -25,7 +26,7 @@ from services.common.discovery import Directory, Replica
 from services.common.errors import PenstockError
 from services.common.redis import connect
 from services.common.service import Host
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.common.unary import call, follow
 from services.retrieval import embedder
 from services.retrieval.index.points import TOKENS, Condition, Every, Is
@@ -140,7 +141,7 @@ async def hosted(
         redis_url=redis_url,
         data_dir=folder,
         qdrant_url=qdrant_url,
-        namespace=f"test-{folder.name}",
+        namespace=f"test-{folder.parent.name}-{folder.name}",
         policy=PolicySettings(file=policy),
         retrieval=RetrievalSettings(chunk_tokens=48, chunk_overlap_tokens=8, **own),
     )
@@ -696,3 +697,47 @@ async def test_a_search_is_told_again_until_its_store_changes(
         await client.remove("guide")
         with pytest.raises(PenstockError):
             await client.send(request)
+
+
+async def test_documents_of_several_embedding_models_stand_side_by_side(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """Each request says by which; of what another one embedded a search finds the words."""
+    own: Any = {"embedders": {"other": str(minilm.with_other_vectors(tmp_path / "model"))}}
+    async with hosted(redis_url, tmp_path / "data", **own) as (_, replica, channel):
+        client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
+        told = json.loads(replica.facts["embedders"])
+        assert list(told) == ["all-MiniLM-L6-v2", "other"]
+        assert told["all-MiniLM-L6-v2"]["fingerprint"] == replica.facts["embedder"]
+        assert told["other"]["max_chunk_tokens"] == 254
+
+        async def found(query: str, embedder: str) -> dict[str, bool]:
+            """Sources, and whether by their meaning."""
+            request = client.request(query)
+            request.embedder, request.max_age_s = embedder, 0
+            reply = await client.send(request)
+            assert list(reply.by_words) == ["docs"] * any(
+                not one.scores.dense for one in reply.passages
+            )
+            return {one.source_id: one.scores.dense > 0 for one in reply.passages}
+
+        first = await client.index("The harbour opens at six.", "a")
+        other = await client.index("The harbour closes at nine.", "b", embedder="other")
+        assert first.embedder == replica.facts["embedder"]
+        assert other.embedder == told["other"]["fingerprint"] != first.embedder
+        assert await found("harbour", "") == {"a": True, "b": False}
+        assert await found("harbour", "all-MiniLM-L6-v2") == {"a": True, "b": False}
+        assert await found("harbour", "other") == {"a": False, "b": True}
+        assert await found("When may ships come in?", "other") == {"b": True}
+        again = await client.index("The harbour closes at nine.", "b", reindexing=True)
+        assert again.tokens > 0
+        assert await found("harbour", "") == {"a": True, "b": True}
+        assert await found("harbour", "other") == {"a": False, "b": False}
+        assert await client.remove("b") == 1
+        assert await found("harbour", "") == {"a": True}
+        with pytest.raises(PenstockError) as refused:
+            await found("harbour", "none")
+        assert refused.value.reason == "other_embedders"
+    async with hosted(redis_url, tmp_path / "data") as (_, _, channel):
+        client = Client(retrieval_pb2_grpc.RetrievalStub(channel))
+        assert [one.source_id for one in (await client.found("harbour")).passages] == ["a"]

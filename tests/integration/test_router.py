@@ -9,11 +9,13 @@ from services.common.block_hash import block_hashes, tenant_salt
 from services.common.errors import invalid
 from services.common.link import LinkState
 from services.common.served_models import Checkpoint, entry, forget
+from tests.support.block_counts import known
 from tests.support.fake_worker import (
     BLOCK_SIZE,
     CHECKPOINT,
     MODEL,
 )
+from tests.support.prompts import prompt_of
 from tests.support.router_stack import PROMPT, Answered, ask, undisturbed
 from tests.support.waiting import until
 
@@ -82,7 +84,7 @@ async def test_an_answer_that_a_lost_router_began_goes_on(stack, split):
     await answer.whole()
     assert answer.tokens == whole[5:]
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (200, 20)
-    works = [w for w in prefill.requests + decode.requests if len(w.prompt_token_ids) == 205]
+    works = [w for w in prefill.requests + decode.requests if len(prompt_of(w)) == 205]
     assert {(w.generated_prefix, w.sampling.max_tokens) for w in works} == {(5, 15)}
     admitted = answer.decisions["admission"]
     assert (admitted.choice, admitted.reasons["cost_tokens"]) == ("went on", "0")
@@ -162,7 +164,7 @@ async def test_a_prompt_that_waits_for_its_reservation_counts(stack):
         for w, worker in enumerate(prefills):
             worker.tell(stored=[bytes([n, w]) * 8])
         index = stack.hosts[0].service._workers.index
-        await until(lambda n=n, index=index: len(index) == 2 * (n + 1))
+        await until(lambda n=n, index=index: known(index) == 2 * (n + 1))
     assert [w.running for w in prefills] == [2, 2]
     for worker in prefills:
         worker.gate.set()
@@ -225,7 +227,7 @@ async def test_a_model_without_a_worker_is_known_for_as_long_as_it_is_listed(sta
     end = await ask(link, model="later").end()
     assert (end.status.code, end.status.reason) == (14, "no_worker")
     await listed.stop()
-    await forget(stack.redis, stack.hosts[0].settings, "later".__eq__)
+    await forget(stack.redis, stack.hosts[0].settings, lambda one: one.model == "later")
 
     async def unknown() -> bool:
         return (await ask(link, model="later").end()).status.reason == "model_not_found"
@@ -267,17 +269,69 @@ async def test_cached_tokens_are_those_of_the_first_placement(stack):
     hashes = block_hashes(PROMPT, BLOCK_SIZE, tenant_salt("acme"))
     first.tell(stored=hashes[:4])
     link = await stack.router()
-    await until(lambda: len(stack.hosts[0].service._workers.index) == 4)
+    await until(lambda: known(stack.hosts[0].service._workers.index) == 4)
     answer = ask(link)
     await until(lambda: len(answer.tokens) == 3)
     assert answer.deltas[0].usage.cached_tokens == 64
     second = await stack.worker("w2")
     second.tell(stored=hashes)
-    await until(lambda: len(stack.hosts[0].service._workers.index) == len(hashes))
+    await until(lambda: known(stack.hosts[0].service._workers.index) == len(hashes))
     await first.kill()
     await answer.whole()
     assert answer.tokens == undisturbed()
     assert answer.usage.cached_tokens == 64
+
+
+async def test_requests_with_an_adapter_go_where_it_is(stack):
+    """And to its own prefix, wherever that of others lies."""
+    plain, first, second = [await stack.worker(f"w{i}") for i in range(3)]
+    first.tell_adapters("pirate")
+    link = await stack.router()
+    salt = tenant_salt("acme")
+    plain.tell(stored=block_hashes(PROMPT, BLOCK_SIZE, salt))
+    for _ in range(3):
+        assert (await ask(link, checkpoint="pirate").whole()).tokens == undisturbed()
+    assert len(first.requests) == 3
+    assert {work.checkpoint for work in first.requests} == {"pirate"}
+    own = block_hashes(PROMPT, BLOCK_SIZE, salt, "pirate")
+    first.tell(evicted=own)
+    second.tell_adapters("pirate", "lawyer")
+    second.tell(stored=own)
+    seen = stack.hosts[0].service._workers
+    await until(
+        lambda: {w.id: len(w.holder.blocks) for w in seen.all()} == {"w0": 12, "w1": 0, "w2": 12}
+    )
+    answer = await ask(link, checkpoint="pirate").whole()
+    assert answer.decisions["placement"].choice == "w2"
+    assert answer.decisions["split"].reasons["uncached_tokens"] == "8"
+    assert (await ask(link).whole()).decisions["placement"].choice == "w0"
+
+
+async def test_a_dropped_adapters_requests_are_tokenized_anew(stack):
+    worker = await stack.worker("w")
+    worker.tell_adapters("pirate")
+    link = await stack.router()
+    assert (await ask(link, checkpoint="pirate").whole()).tokens == undisturbed()
+    worker.tell_adapters()
+    (seen,) = stack.hosts[0].service._workers.all()
+    await until(lambda: not seen.adapters)
+    end = await ask(link, checkpoint="pirate").request.ended()
+    assert (end.status.reason, end.status.stage) == ("checkpoint_replaced", "router")
+
+
+async def test_who_loses_an_adapters_worker_goes_on_with_another_that_has_it(stack):
+    workers = [await stack.worker(f"w{i}") for i in range(3)]
+    for worker in workers[:2]:
+        worker.tell_adapters("pirate")
+        worker.hold_after = 3
+    link = await stack.router()
+    answer = ask(link, checkpoint="pirate")
+    await until(lambda: len(answer.tokens) == 3)
+    lost, other = workers[:2] if workers[0].running else workers[1::-1]
+    other.hold_after = None
+    await lost.kill()
+    assert (await answer.whole()).tokens == undisturbed()
+    assert [len(worker.requests) for worker in (other, workers[2])] == [1, 0]
 
 
 async def test_an_answer_is_whole_once_its_last_token_came(stack):

@@ -6,6 +6,7 @@ import pytest
 
 from protos import common_pb2
 from services.common.block_hash import block_hashes, tenant_salt
+from tests.support.block_counts import known
 from tests.support.fake_worker import (
     BLOCK_SIZE,
 )
@@ -158,7 +159,7 @@ async def test_prefix_decides_until_the_worker_is_busy(stack):
     link = await stack.router()
     hashes = block_hashes(PROMPT, BLOCK_SIZE, tenant_salt("acme"))
     workers[1].tell(stored=hashes)
-    await until(lambda: len(stack.hosts[0].service._workers.index) == len(hashes))
+    await until(lambda: known(stack.hosts[0].service._workers.index) == len(hashes))
     answer = await ask(link).whole()
     assert answer.decisions["placement"].choice == "w1"
     assert answer.usage.cached_tokens == 192
@@ -166,8 +167,8 @@ async def test_prefix_decides_until_the_worker_is_busy(stack):
     assert other.usage.cached_tokens == 0
     workers[1].load.queued_prefill_tokens = 4000
     workers[1].tell()
-    known = stack.hosts[0].service._workers
-    await until(lambda: any(w.load.queued_prefill_tokens == 4000 for w in known.all()))
+    seen = stack.hosts[0].service._workers
+    await until(lambda: any(w.load.queued_prefill_tokens == 4000 for w in seen.all()))
     busy = await ask(link).whole()
     assert busy.decisions["placement"].choice != "w1"
 
@@ -207,7 +208,7 @@ async def test_long_prompts_are_matched_too(stack):
     link = await stack.router()
     prompt = list(range(5000))
     worker.tell(stored=block_hashes(prompt, BLOCK_SIZE, tenant_salt("acme")))
-    await until(lambda: len(stack.hosts[0].service._workers.index) == 5000 // BLOCK_SIZE)
+    await until(lambda: known(stack.hosts[0].service._workers.index) == 5000 // BLOCK_SIZE)
     answer = await ask(link, prompt, 2).whole()
     assert answer.usage.cached_tokens == 4992
     assert answer.decisions["split"].reasons["uncached_tokens"] == "8"

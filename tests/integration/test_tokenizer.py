@@ -23,15 +23,16 @@ from services.common.config import (
     Settings,
     WorkerSettings,
 )
-from services.common.content import said
 from services.common.discovery import Registration, Replica
 from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall
 from services.common.redis import connect
 from services.common.service import Host
+from services.common.text.content import said
 from services.tokenizer import metrics
-from services.tokenizer.context import assemble
+from services.tokenizer.prompts.context import assemble
 from services.tokenizer.server import TokenizerService
+from tests.support.prompts import prompt_of
 from tests.support.resumes import resume_of
 from tests.support.served import checkpoint_of, listing
 from tests.support.tokenizer_bed import (
@@ -62,9 +63,9 @@ async def test_a_question_goes_through_and_text_comes_back(
         plan = b.deltas[0].plan
         assert plan.passages_used == 1
         prompt = plan.system + plan.history + plan.passages + plan.user + plan.template
-        assert prompt == len(sent.prompt_token_ids) == b.deltas[-1].usage.prompt_tokens
+        assert prompt == len(prompt_of(sent)) == b.deltas[-1].usage.prompt_tokens
         assert b.deltas[-1].usage.cached_tokens == 3
-        decoded = TOKENIZER.decode(list(sent.prompt_token_ids), skip_special_tokens=False)
+        decoded = TOKENIZER.decode(prompt_of(sent), skip_special_tokens=False)
         assert decoded == (
             "<|bos|><|system|>Be brief.<|eos|><|documents|>[1] T\nIt is water.<|eos|>"
             "<|user|>What is it?<|eos|><|assistant|>"
@@ -151,7 +152,7 @@ async def test_prompts_fit_the_room_that_the_workers_register(
         plan = b.deltas[0].plan
         assert (plan.window, plan.passages_used, plan.passages_dropped) == (96, 1, 1)
         (sent,) = b.router().requests
-        assert len(sent.prompt_token_ids) + sent.sampling.max_tokens == 96
+        assert len(prompt_of(sent)) + sent.sampling.max_tokens == 96
         too_long = await b.refused(question("water " * 90))
         assert (too_long.param, too_long.reason) == ("messages", "context_length_exceeded")
         await registration.stop()
@@ -181,7 +182,7 @@ async def test_an_answer_gone_on_with_keeps_the_window_that_it_began_with(
         assert (await b.ask(request)).status.code == 0
         sent = b.router().requests[-1]
         assert sent.generated_prefix == len(begun.token_ids)
-        assert len(sent.prompt_token_ids) + sent.sampling.max_tokens == 512
+        assert len(prompt_of(sent)) + sent.sampling.max_tokens == 512
         await registration.stop()
 
 
@@ -208,7 +209,7 @@ async def test_requests_and_tokens_are_counted_once(
     async with bed(tmp_path, redis_url, namespace, says(answer)) as b:
         request = question()
         assert (await b.ask(request)).status.code == 0
-        prompt = len(b.router().requests[0].prompt_token_ids)
+        prompt = len(prompt_of(b.router().requests[0]))
         assert since() == {"ok": 1, "in": prompt, "out": len(ids(answer))}
         # Gone on with, only what is new is counted: another tokenizer has counted the rest.
         first = b.deltas[0]
@@ -453,7 +454,7 @@ async def test_long_prompts_do_not_hold_the_loop(
     async with bed(tmp_path, redis_url, namespace, says("water")) as b:
         long = b.open(PromptRequest(model="tiny", text="the water of the penstock " * 80_000))
         gaps, before = [0.0], time.thread_time()
-        while not long._end.done():
+        while not long.outcome.done():
             # The loop's own CPU time between two turns: other processes do not count.
             await asyncio.sleep(0.001)
             gaps.append(time.thread_time() - before)
@@ -519,8 +520,8 @@ async def test_tokens_alone_are_those_that_a_router_would_get_and_may_be_more_th
         counted.tokens_only = True
         await b.ask(counted)
         (delta,) = b.deltas
-        assert list(delta.token_ids) == list(sent.prompt_token_ids)
-        assert delta.usage.prompt_tokens == len(sent.prompt_token_ids)
+        assert list(delta.token_ids) == prompt_of(sent)
+        assert delta.usage.prompt_tokens == len(prompt_of(sent))
         b.deltas.clear()
         ids_of = PromptRequest(caller=counted.caller, model=counted.model, tokens_only=True)
         ids_of.token_ids.ids.extend(ids("It is") * 300)

@@ -24,6 +24,7 @@ from services.common.policy.metrics import VERDICTS
 from services.common.redis import connect
 from services.common.service import Host
 from services.tokenizer.server import TokenizerService
+from tests.support.prompts import prompt_of
 from tests.support.resumes import resume_of
 from tests.support.served import checkpoint_of, listing
 from tests.support.tokenizer_bed import (
@@ -158,7 +159,7 @@ async def test_what_is_redacted_never_reaches_the_router(
         asked = question("Mine is 4111 1111 1111 1111, here")
         end = await b.ask(asked)
         assert end.status.code == 0
-        sent = TOKENIZER.decode(b.router().requests[0].prompt_token_ids, skip_special_tokens=False)
+        sent = TOKENIZER.decode(prompt_of(b.router().requests[0]), skip_special_tokens=False)
         assert "[CARD], here" in sent
         assert "4111" not in sent
         assert b.text == "no. [CARD]!"
@@ -205,8 +206,8 @@ async def test_an_answer_goes_on_under_the_version_that_it_began_with(
         await until(lambda: file.current.digest != digest, what="the file was looked at")
         assert (await b.ask(asked)).status.code == 0
         assert before + b.text == whole
-        prompt = list(first.prompt_token_ids)
-        assert b.router().requests[-1].prompt_token_ids[: len(prompt)] == prompt
+        prompt = prompt_of(first)
+        assert prompt_of(b.router().requests[-1])[: len(prompt)] == prompt
         asked.resume.policy = "unknown"
         lost = await b.refused(asked)
         assert lost.reason == "cannot_resume", "the prompt would be another"

@@ -19,6 +19,7 @@ from protos.tokenizer_pb2 import Pool, PromptRequest, Resume
 from protos.worker_pb2 import TokenDelta
 from services.common.errors import invalid, unavailable
 from services.common.link import LinkCall
+from tests.support.prompts import prompt_of
 from tests.support.tokenizer_bed import Bed, bed, cut_off, ids, question, write_model
 from tests.support.waiting import until
 
@@ -58,9 +59,9 @@ class Router:
         count = len(request.pooling.logits_of) or 3
         delta = TokenDelta(
             finish=FINISH_STOP,
-            usage=Usage(prompt_tokens=len(request.prompt_token_ids), cached_tokens=1),
+            usage=Usage(prompt_tokens=len(prompt_of(request)), cached_tokens=1),
         )
-        delta.pooled = numbers_of(request.prompt_token_ids, count).tobytes()
+        delta.pooled = numbers_of(prompt_of(request), count).tobytes()
         call.send(delta.SerializeToString())
 
 
@@ -127,6 +128,25 @@ async def test_each_input_gets_its_vector_so_many_at_once(
         assert router.asked[-1].pooling.kind == Pooling.MEAN
 
 
+@pytest.mark.parametrize(("queue_limit", "at_once"), [(2, 2), (0, 1), (256, 16)])
+async def test_inputs_of_one_request_never_fill_the_routers_queue(
+    tmp_path: Path,
+    redis_url: str,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    queue_limit: int,
+    at_once: int,
+) -> None:
+    """An idle router would refuse it, for ever."""
+    monkeypatch.setenv("PENSTOCK_ROUTER__QUEUE_LIMIT", str(queue_limit))
+    router = Router()
+    async with bed(tmp_path, redis_url, namespace, router) as b:
+        end = await b.ask(pool([f"text number {i}" for i in range(30)]))
+        assert end.status.code == 0
+        assert len(told(b)) == 30
+        assert router.most == at_once
+
+
 async def test_scores_are_of_two_embeddings_where_the_model_reads_no_pairs(
     tmp_path: Path, redis_url: str, namespace: str
 ) -> None:
@@ -151,7 +171,7 @@ async def test_scores_are_of_two_embeddings_where_the_model_reads_no_pairs(
                 query = asked[index % len(asked)]
                 theirs = numbers_of(ids(query) if isinstance(query, str) else query)
                 assert found[index] == pytest.approx([vector @ theirs], abs=1e-6)
-            count = sum(len(r.prompt_token_ids) for r in router.asked)
+            count = sum(len(prompt_of(r)) for r in router.asked)
             assert sum(d.usage.prompt_tokens for d in b.deltas) == count
         # A second tokenizer has to compute the queries again; they are charged once.
         first, *_ = b.deltas
@@ -191,7 +211,7 @@ async def test_a_model_of_pairs_reads_them_by_its_template(
     async with bed(tmp_path, redis_url, namespace, router, write=write) as b:
         documents = ["good", "<|bos|>bad"]
         assert (await b.ask(pool(documents, ["so?"], task=Pool.SCORE))).status.code == 0
-        by_prompt = {tuple(r.prompt_token_ids): r for r in router.asked}
+        by_prompt = {tuple(prompt_of(r)): r for r in router.asked}
         good = (*ids("<|bos|>"), *ids("Q:so?|D:good|A:"))
         assert good in by_prompt
         assert all(prompt.count(1) == 1 for prompt in by_prompt)
@@ -235,9 +255,9 @@ async def test_one_class_is_a_score_of_both_texts_put_together(
     async with bed(tmp_path, redis_url, namespace, router, write=writes(one)) as b:
         assert (await b.ask(pool(["doc"], ["query"], task=Pool.SCORE))).status.code == 0
         (asked,) = router.asked
-        assert list(asked.prompt_token_ids) == [*ids("query"), *ids("doc")]
+        assert prompt_of(asked) == [*ids("query"), *ids("doc")]
         assert list(asked.pooling.logits_of) == [0]
-        (logit,) = numbers_of(asked.prompt_token_ids, 1)
+        (logit,) = numbers_of(prompt_of(asked), 1)
         assert told(b)[0] == pytest.approx([1 / (1 + math.exp(-logit))], abs=1e-6)
 
 
@@ -277,7 +297,7 @@ async def test_one_that_fails_ends_the_others_and_a_cancel_travels(
     router = Router(wait=asyncio.Event())
 
     def fail(call: LinkCall, request: GenerateRequest) -> None:
-        if list(request.prompt_token_ids) == ids("bad"):
+        if prompt_of(request) == ids("bad"):
             router.wait = asyncio.Event()
             raise invalid("odd", "dimensions", stage="worker")
 

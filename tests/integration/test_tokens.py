@@ -13,9 +13,9 @@ from protos.gateway_pb2 import PublicDetokenizeRequest, PublicTokenizeRequest
 from protos.gateway_pb2_grpc import InferenceStub
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.config import MeteringSettings
-from services.common.content import said, text_of
 from services.common.errors import invalid
 from services.common.link import LinkCall
+from services.common.text.content import said, text_of
 from tests.support.gateway_rig import EMBEDDING_MODEL, MODEL, Rig, gateway_rig, say
 from tests.support.stories import ledger
 

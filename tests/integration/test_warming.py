@@ -9,11 +9,13 @@ from protos.common_pb2 import FINISH_LENGTH, PRIORITY_LOW, Caller, Passage, Samp
 from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import Chat, PromptRequest
 from protos.worker_pb2 import TokenDelta
-from services.common.content import said
 from services.common.link import LinkCall
+from services.common.packed_ids import pack
 from services.common.redis import Redis
+from services.common.text.content import said
 from services.tokenizer import metrics
 from tests.support.fake_worker import BLOCK_SIZE, CHECKPOINT, MODEL
+from tests.support.prompts import prompt_of
 from tests.support.router_stack import PROMPT, Stack, ask
 from tests.support.tokenizer_bed import TOKENIZER, bed, ids
 from tests.support.tokenizers import write_tokenizer
@@ -53,7 +55,7 @@ class Router:
         self.holds.set()
 
     async def __call__(self, call: LinkCall, request: GenerateRequest) -> None:
-        count = len(request.prompt_token_ids)
+        count = len(prompt_of(request))
         if request.warm:
             self.warmed.append(request)
             await self.holds.wait()
@@ -75,7 +77,7 @@ async def test_what_is_known_of_the_next_turn_is_sent_on_and_the_turn_is_a_hit(
         assert (await b.ask(chat("What is the pressure?"))).status.code == 0
         await until(lambda: len(router.warmed) == 1)
         (first,) = router.warmed
-        text = TOKENIZER.decode(list(first.prompt_token_ids))
+        text = TOKENIZER.decode(prompt_of(first))
         assert ANSWER in text
         assert "Passages" not in text
         assert first.caller.priority == PRIORITY_LOW
@@ -87,7 +89,7 @@ async def test_what_is_known_of_the_next_turn_is_sent_on_and_the_turn_is_a_hit(
 
         await until(is_noted)
         (spent,) = [key async for key in redis.scan_iter(f"{namespace}:{{acme}}:warmed:spent:*")]
-        assert int(await redis.get(spent) or 0) == len(first.prompt_token_ids) - 32
+        assert int(await redis.get(spent) or 0) == len(prompt_of(first)) - 32
         assert 0 < await redis.ttl(spent) <= 120
         next_turn = chat("What is the pressure?", ANSWER, "And in bar?")
         assert (await b.ask(next_turn)).status.code == 0
@@ -134,7 +136,7 @@ async def test_a_router_has_the_rest_computed_where_the_beginning_is(stack: Stac
     async def warm(tenant: str) -> Usage:
         request = router_pb2.GenerateRequest(
             caller=Caller(request_id="r", tenant=tenant, priority=3, weight=1),
-            model=MODEL, prompt_token_ids=longer, checkpoint=CHECKPOINT,
+            model=MODEL, prompt_token_ids=pack(longer), checkpoint=CHECKPOINT,
             sampling=common_pb2.Sampling(max_tokens=1), warm=True,
         )  # fmt: skip
         opened = link.open(

@@ -16,6 +16,7 @@ import pytest_asyncio
 from protos import common_pb2, worker_pb2
 from services.common.config import ModelSpec
 from services.common.link import End, LinkClient, LinkRequest
+from services.common.packed_ids import pack
 from tests.support.checkpoint import write_checkpoint
 from tests.support.cluster import Cluster, Process
 from tests.support.transport import TRANSPORT
@@ -77,7 +78,7 @@ def work(prompt: list[int] = PROMPT, max_tokens: int = 20, **fields: object) -> 
     )
     caller = common_pb2.Caller(request_id="r", tenant=tenant, priority=2, weight=1)
     fields = {"model": "tiny", **fields}
-    return Work(caller=caller, prompt_token_ids=prompt, sampling=sampling, **fields)  # type: ignore[arg-type]
+    return Work(caller=caller, prompt_token_ids=pack(prompt), sampling=sampling, **fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The C++ kernels, as a small Llama's forward pass, against the same written out in torch. On every
 instruction set that this processor has."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,25 +15,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import reference
 from kernels.cpu import build
 from kernels.cpu.library import Library, Unavailable, supported
-from kernels.cpu.matrix import Matrix, rounded
-from kernels.cpu.program import Format, Geometry, Limits, Program
+from kernels.cpu.matrix import Held, Matrix
+from kernels.cpu.program import Format, Geometry, KvFormat, Limits, Program
 from kernels.cpu.recorder import Recorder, Rows
 from kernels.heads import Scores
+from kernels.kv_layer import INT4
 from kernels.sampling import SAMPLING
-from tests.support.programs import compute, launch, logits_of, packed
+from tests.support.programs import compute, launch, logits_of, packed, stood_for
 
 EPSILON = 1e-5
 NUM_BLOCKS = 48
 TOLERANCE = {"float32": 2e-5, "bfloat16_weights": 2e-5, "bfloat16": 0.05}
+SHORT_ROWS = 1e-3
+"""At least, where rows meet few bits: they are int16 there."""
 
 each_library = pytest.mark.parametrize("instruction_set", supported())
 WEIGHTS: dict[str, dict[str, Any]] = {
     "wide": {},
     "int8": {"to": "int8"},
     "int4": {"to": "int4", "hidden": 128, "inner": 192},
+    "int8_groups": {"to": "int8_groups", "hidden": 128, "inner": 192},
+    "int4_zeros": {"to": "int4_zeros", "hidden": 128, "inner": 256, "heads": 8},
+    "fp8": {"to": "fp8"},
+    "fp8_blocks": {"to": "fp8_blocks", "hidden": 128, "inner": 256, "heads": 8},
 }
+STORED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": INT4}
+each_kv_format = pytest.mark.parametrize("kv_format", STORED)
+each_of_8_bits = pytest.mark.parametrize("kv_format", ["int8", "fp8"])
 each_weights = pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
 each_format = pytest.mark.parametrize("number_format", ["float32", "bfloat16_weights", "bfloat16"])
 
@@ -49,8 +61,9 @@ class Model:
     block_tokens: int = 16
     cap: float = 0.0
     window: int = 0
-    to: str = ""
-    """Its matrices are of values that int8 or int4 stand for."""
+    to: Held = ""
+    """Its matrices are of values that this stands for."""
+    kv_format: KvFormat = "auto"
 
     @property
     def scores(self) -> Scores:
@@ -77,7 +90,7 @@ class Model:
             }
         if self.to:
             matrices = {name: w.numpy() for name, w in found.items() if w.dim() == 2}
-            found |= {n: torch.from_numpy(rounded(w, self.to)) for n, w in matrices.items()}
+            found |= {n: torch.from_numpy(stood_for(self.to, w)) for n, w in matrices.items()}
         return found
 
     def angles(self) -> Tensor:
@@ -107,6 +120,8 @@ class Model:
             )
             group = self.heads // self.kv_heads
             q, k, v = turned(parts[0]), turned(parts[1]), parts[2]
+            if self.kv_format != "auto":
+                k, v = (reference.as_stored(part, STORED[self.kv_format]) for part in (k, v))
             k, v = (part.repeat_interleave(group, 1).transpose(0, 1) for part in (k, v))
             found = q.transpose(0, 1) @ k.transpose(1, 2) * self.scores.scale
             if self.cap:
@@ -164,6 +179,7 @@ def compiled(
             model.dim,
             model.layers,
             model.block_tokens,
+            model.kv_format,
         ),
         Limits(tokens=tokens, sampled=sampled, context=600),
         [(angles.cos().numpy(), angles.sin().numpy())],
@@ -171,7 +187,7 @@ def compiled(
         NUM_BLOCKS,
         threads,
     )
-    program.arena[:] = 0xFF  # NaN in both types
+    program.arena[:] = 0xFF  # NaN in all types, and of scales
     yield program
     program.close()
 
@@ -226,7 +242,7 @@ def test_prompts_in_pieces_beside_decodes(
 ) -> None:
     model = Model(**weights)
     a, b, c = sequences(model, 45, 120, 17)
-    tolerance = TOLERANCE[number_format]
+    tolerance = max(TOLERANCE[number_format], SHORT_ROWS if model.to else 0.0)
     want = [model.logits(s.token_ids) for s in (a, b, c)]
     with compiled(model, instruction_set, number_format) as program:
         for parts in (
@@ -269,8 +285,164 @@ def test_shapes(instruction_set: str, model: Model, threads: int) -> None:
         torch.testing.assert_close(got[0], want[69], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("window", [0, 27])
-@each_weights
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model(),
+        Model(heads=5, kv_heads=1, dim=48, block_tokens=32),
+        Model(heads=14, kv_heads=1, dim=16, layers=1),
+        Model(cap=0.6, window=16),
+        Model(window=35, layers=3),
+    ],
+    ids=["plain", "multi-query", "wide-group", "capped", "window"],
+)
+@each_format
+@each_kv_format
+@each_library
+def test_keys_and_values_of_few_bits(
+    instruction_set: str, kv_format: KvFormat, number_format: Format, model: Model
+) -> None:
+    """Beside the definitions with keys and values rounded so; what lies between two numbers may be
+    either, by the last bit of a sum. The cache is NaN beyond what was written."""
+    model = replace(model, kv_format=kv_format)
+    a, b, c = sequences(model, 45, 120, 17)
+    want = {id(s): model.logits(s.token_ids) for s in (a, b, c)}
+    exact = {id(s): replace(model, kv_format="auto").logits(s.token_ids) for s in (a, b, c)}
+    apart, step = [], []
+    with compiled(model, instruction_set, number_format) as program:
+        for parts in ([(b, 100)], [(a, 43), (b, 19), (c, 16)], [(a, 1), (c, 1), (b, 1)], [(a, 1)]):
+            for row, (sequence, _) in zip(run(program, parts), parts, strict=True):
+                of, at = id(sequence), sequence.done - 1
+                apart.append((row - want[of][at]).abs().mean())
+                step.append((exact[of][at] - want[of][at]).abs().mean())
+    room = 0.0
+    if number_format == "bfloat16":  # its own sums are that rough, and steps of 4 bits are wide
+        room = 0.35 if kv_format == "int4" else 0.2
+    assert max(apart) <= room + max(step) / 3
+    assert np.median(apart) <= room + np.median(step) / 10
+    assert min(step) > 0
+
+
+@each_of_8_bits
+@each_library
+def test_each_token_and_head_has_its_own_scale(instruction_set: str, kv_format: KvFormat) -> None:
+    """Of values, whose order in a piece is the simpler one: [dim / 16][16 tokens][16]."""
+    model = Model(layers=1, kv_format=kv_format)
+    (a,), dim, w = sequences(model, 16), model.dim, model.weights()
+    x = F.rms_norm(w["embed"][torch.tensor(a.token_ids)], (model.hidden,), w["norm1.0"], EPSILON)
+    of_heads = F.linear(x, w["qkv.0"], w["bias.0"]).view(16, -1, dim)[:, -model.kv_heads :]
+    with compiled(model, instruction_set, "float32") as program:
+        run(program, [(a, 16)])
+        pieces = program.arena.reshape(NUM_BLOCKS, 2, model.kv_heads, -1)[a.blocks[0], 1].copy()
+    for wanted, piece in zip(of_heads.unbind(1), torch.from_numpy(pieces), strict=True):
+        scales, numbers = piece[16 * dim :].view(torch.float32), piece[: 16 * dim]
+        scales = scales / (256 if kv_format == "fp8" else 1)  # of such the kernels read 2^-8 each
+        largest, most = wanted.abs().amax(1), 127 if kv_format == "int8" else 448
+        torch.testing.assert_close(scales * most, largest)
+        found = numbers.view(STORED[kv_format]).float().view(dim // 16, 16, 16)
+        found = found.transpose(0, 1).flatten(1) * scales[:, None]
+        half = largest[:, None] / 254 if kv_format == "int8" else wanted.abs() / 16 + 1e-3
+        assert ((found - wanted).abs() <= half * 1.001 + 1e-6).all()
+        assert (found.abs().amax(1) / largest - 1).abs().max() < 1e-5
+
+
+@each_of_8_bits
+@each_library
+def test_numbers_at_the_edges_of_8_bits(
+    instruction_set: str, kv_format: KvFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """e4m3's subnormal ones and ties between them; a head next to nothing, which is stored as
+    zeros; and of a head with one that is no number the scale is none."""
+    model = replace(Model(), layers=1, kv_format=kv_format)
+    dim, heads = model.dim, model.kv_heads
+    steps = torch.arange(heads * dim).view(heads, dim) * 2.0**-11
+    steps[:, ::2] *= -1
+    steps[:, 0] = 448
+    for last in (None, 1e-33, torch.nan, torch.inf):
+        wanted = steps.clone()
+        if last is not None:
+            wanted[-1] = torch.linspace(-1e-33, 1e-33, dim)
+            wanted[-1, 5] = last
+        weights = model.weights()
+        weights["qkv.0"][-heads * dim :] = 0
+        weights["bias.0"][-heads * dim :] = wanted.flatten()
+        monkeypatch.setattr(Model, "weights", lambda _, weights=weights: weights)
+        (a,) = sequences(model, 3)
+        with compiled(model, instruction_set, "float32") as program:
+            last_id(program, a)
+            arena = program.arena.reshape(NUM_BLOCKS, 2, heads, -1)
+            pieces = torch.from_numpy(arena[a.blocks[0], 1].copy())
+        numbers, scales = reference.in_8_bits(wanted, STORED[kv_format])
+        found = pieces[:, 16 * dim :].contiguous().view(torch.float32)[:, :3]
+        unit = 256 if kv_format == "fp8" else 1
+        torch.testing.assert_close(
+            found / unit, scales[:, None].expand(-1, 3), equal_nan=True, rtol=1e-6, atol=0
+        )
+        stored = pieces[:, : 16 * dim].view(heads, dim // 16, 16, 16).transpose(1, 2)
+        for head in range(heads):
+            if scales[head].isfinite():
+                for token in stored[head, :3].reshape(3, dim):
+                    assert (token.view(STORED[kv_format]).float() == numbers[head].float()).all()
+
+
+@pytest.mark.parametrize("dim", [16, 32, 48, 128])
+@each_library
+def test_numbers_of_4_bits_lie_two_to_a_byte_of_one_token(
+    instruction_set: str, dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of mixed heads, each with its scale, below 0 where the furthest is above; a head next to
+    nothing is stored as zeros, and of one with a number that is none the scale is none."""
+    model = replace(Model(), layers=1, dim=dim, kv_format="int4")
+    heads, weights = model.kv_heads, model.weights()
+    generator = torch.Generator().manual_seed(3)
+    for last in (None, 1e-33, torch.nan, torch.inf):
+        wanted = torch.randn(2, heads, dim, generator=generator)  # keys, values
+        wanted[:, 0, 1] = torch.tensor([90.0, -90.0])
+        if last is not None:
+            wanted[:, -1] = torch.linspace(-1e-33, 1e-33, dim)
+            wanted[:, -1, 5] = last
+        weights["qkv.0"][-2 * heads * dim :] = 0
+        weights["bias.0"][-2 * heads * dim :] = wanted.flatten()
+        monkeypatch.setattr(Model, "weights", lambda _, weights=weights: weights)
+        monkeypatch.setattr(Model, "angles", lambda _: torch.zeros(600, dim // 2))
+        (a,) = sequences(model, 3)
+        with compiled(model, instruction_set, "float32") as program:
+            last_id(program, a)
+            arena = program.arena.reshape(NUM_BLOCKS, 2, heads, -1)
+            pieces = torch.from_numpy(arena[a.blocks[0]].copy())
+        content, scales = reference.in_few_bits(wanted, INT4)
+        found = pieces[..., 8 * dim :].contiguous().view(torch.float32)[..., :3]
+        torch.testing.assert_close(
+            found, scales[..., None].expand(-1, -1, 3), equal_nan=True, rtol=1e-5, atol=0
+        )
+        keys, values = (part[:, : 8 * dim].int() for part in pieces)
+        # [heads, dim / 4, 2 nibbles, 2, 16 tokens], [heads, dim / 16, 2 nibbles, 8, 16 tokens]
+        quads = keys.view(heads, dim // 4, 16, 2).transpose(2, 3)
+        halves = values.view(heads, dim // 16, 8, 8, 2).permute(0, 1, 3, 2, 4).flatten(3)
+        of_keys, of_values = (
+            torch.stack((part & 15, part >> 4), dim=2).flatten(1, 3)[..., :3] - 8
+            for part in (quads, halves)
+        )
+        numbers = reference.of_4_bits(content)
+        for side, part in enumerate((of_keys, of_values)):
+            for head in range(heads):
+                if scales[side, head].isfinite():
+                    apart = (part[head] - numbers[side, head, :, None]).abs()
+                    assert apart.max() <= 1
+                    assert apart.mean() < 0.02  # ties, by the last bit of a sum
+
+
+@pytest.mark.parametrize(
+    ("weights", "window"),
+    [
+        *itertools.product(WEIGHTS.values(), [0, 27]),
+        ({"kv_format": "int8"}, 0),
+        ({"kv_format": "fp8"}, 27),
+        ({"kv_format": "int4"}, 0),
+        ({"kv_format": "int4"}, 27),
+    ],
+    ids=str,
+)
 @each_format
 @each_library
 def test_what_a_row_gives_is_its_own(
@@ -334,7 +506,7 @@ def stale(recorder: Recorder, x: Rows, square: Matrix) -> Rows:
     ("wrong", "message"),
     [
         (lambda r, x, m: r.linear(r.silu_mul(x), m), "rows of 12 meet a matrix of 24"),
-        (lambda r, x, m: r.add(x, x), "only what a linear just gave"),
+        (lambda r, x, m: r.add(x, x), "only what linears or experts just gave"),
         (lambda r, x, m: r.linear(stale(r, x, m), m), "were added to since"),
         (lambda r, x, m: r.add(r.embed(m), stale(r, x, m)), "were added to since"),
     ],
@@ -349,11 +521,14 @@ def test_a_model_that_does_not_fit_is_refused(
         wrong(recorder, x, packed(library, np.zeros((24, 24), np.float32)))
 
 
+@pytest.mark.parametrize("kv_format", ["auto", *STORED])
 @each_format
 @each_library
-def test_numbers_that_are_none_are_told(instruction_set: str, number_format: Format) -> None:
+def test_numbers_that_are_none_are_told(
+    instruction_set: str, number_format: Format, kv_format: KvFormat
+) -> None:
     """Scores that overflow must not look like an answer."""
-    model = replace(Model(), layers=1)
+    model = replace(Model(), layers=1, kv_format=kv_format)
     weights = model.weights()
     queries_and_keys = (model.heads + model.kv_heads) * model.dim
     weights["qkv.0"][:queries_and_keys] *= 1e20

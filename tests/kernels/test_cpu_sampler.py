@@ -13,7 +13,7 @@ from kernels.cpu.recorder import Recorder
 from kernels.sampling import EDIT, NO_EDITS, NONE_LEFT, NOT_FINITE
 from services.worker.engine.logits import LogitEdits, gathered
 from services.worker.engine.messages import Sampling
-from services.worker.engine.sampler import SamplingBatch, edit, sample, top_of
+from services.worker.engine.runners.sampler import SamplingBatch, edit, sample, top_of
 from tests.support.plain_sampling import adjusted, chi_square, probabilities
 from tests.support.programs import compute, launch, packed
 from tests.support.samplings import as_rows, rows_of_logits

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels import reference as kernels
 from kernels.heads import QkNorm, Scores
-from kernels.kv_layer import KvLayer
+from kernels.kv_layer import INT4, KvLayer
 from kernels.paged_batch import tiles_of
 from tests.support.paged import paged
 
@@ -106,6 +106,49 @@ def test_of_eight_bits_each_token_has_its_own_scale() -> None:
     loaded = kernels.load_kv(layer, slots // 4, slots % 4, torch.float32)
     torch.testing.assert_close(loaded[:, 0], k, rtol=2**-4, atol=0.01 * 1e-3)
     torch.testing.assert_close(loaded[:, 1], v, rtol=2**-4, atol=0.01)
+
+
+@pytest.mark.parametrize("dim", [8, 24, 64])
+def test_heads_are_mixed_by_a_rotation_that_is_its_own_inverse(dim: int) -> None:
+    """Of as many features together as a power of two divides; what lay far out in one of them is
+    spread over all."""
+    x, y = torch.randn(3, 5, dim), torch.randn(3, 5, dim)
+    torch.testing.assert_close(kernels.mix_heads(kernels.mix_heads(x)), x)
+    torch.testing.assert_close(
+        (kernels.mix_heads(x) * kernels.mix_heads(y)).sum(-1), (x * y).sum(-1)
+    )
+    one, together = torch.zeros(dim), dim & -dim
+    one[3] = 4
+    spread = kernels.mix_heads(one).abs()
+    torch.testing.assert_close(spread[:together], torch.tensor(4 / together**0.5).expand(together))
+    assert not spread[together:].any()
+    assert torch.equal(
+        kernels.mix_heads(x.bfloat16()), kernels.mix_heads(x.bfloat16().float()).bfloat16()
+    )
+
+
+def test_of_four_bits_the_furthest_is_8_steps_away() -> None:
+    """Below 0 or above; next to nothing is zeros, and what is no number is told by its scale."""
+    x = torch.tensor([[1.0, -16, 3, 15], [16, -16, 2, 0], [1e-33, -1e-33, 0, 0], [1, 2, 3, 4]])
+    x[3, 1] = torch.inf
+    content, scales = kernels.in_4_bits(x)
+    assert content.dtype == INT4
+    assert content.shape == (4, 2)
+    torch.testing.assert_close(scales[:3], torch.tensor([2.0, -2.0, 1.0]))
+    assert scales[3].isnan()
+    numbers = kernels.of_4_bits(content)
+    assert numbers[:3].tolist() == [[0, -8, 2, 7], [-8, 7, -1, 0], [0, 0, 0, 0]]
+
+
+def test_an_outlier_costs_the_others_less_in_mixed_heads() -> None:
+    """As keys have them, in a few features of all tokens."""
+    torch.manual_seed(6)
+    x = torch.randn(200, 64)
+    x[:, 11] += 40
+    apart = kernels.as_stored(x, INT4) - x
+    plain, scales = kernels.in_4_bits(x)
+    of_plain = kernels.of_4_bits(plain) * scales[:, None] - x
+    assert apart.square().mean() < of_plain.square().mean() / 2
 
 
 def test_tiles_cover_each_new_token_once() -> None:

@@ -26,6 +26,7 @@ def path(tmp_path: Path) -> Path:
         {"title": f"Note {n}", "text": f"Text {n}.", "kind": "note", "questions": []}
         for n in range(6)
     ]
+    lines[0]["text"] = "The shop at the mill is run by Ada Finch, who bakes."
     lines[0]["questions"] = ASKED
     file = tmp_path / "set.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)) + "\n")
@@ -54,12 +55,13 @@ class Says:
 
 
 def test_each_question_has_its_document_and_three_others(path: Path) -> None:
-    cases = ordinary.cases(path)
+    cases = ordinary.among_others(path)
     assert len(cases) == len(ASKED)
     for case in cases:
         titles = [document["title"] for document in case.conversation.documents]
         assert len(set(titles)) == 1 + ordinary.OTHERS
-        assert titles[case.number - 1] == "Note 0"
+        assert {titles[number - 1] for number in case.numbers} <= {"Note 0"}
+    assert cases[0].numbers
     assert cases[1].answers == ["the mill", "at the mill"]
     assert cases[2].conversation.messages[1]["content"] == NOT_TOLD
 
@@ -74,7 +76,7 @@ def test_each_question_has_its_document_and_three_others(path: Path) -> None:
     ],
 )
 def test_what_counts_as_right(path: Path, answers: list[str], told: str, untold: str) -> None:
-    first, second, third = ordinary.measure(Says(answers), path).splitlines()
+    first, second, third = ordinary.measure(Says(answers), ordinary.among_others(path)).splitlines()
     assert first.startswith(f"told (2): {told}")
     assert second == f"not told (1): {untold}"
     assert third == "ended by itself: 100.0 %"
@@ -82,8 +84,20 @@ def test_what_counts_as_right(path: Path, answers: list[str], told: str, untold:
 
 def test_wrong_answers_are_shown(path: Path) -> None:
     shown = ordinary.measure(
-        Says(["Ada Finch [N].", "Ada [N].", "£3 [N]."], ends=False), path, True
+        Says(["Ada Finch [N].", "Ada [N].", "£3 [N]."], ends=False),
+        ordinary.among_others(path),
+        True,
     )
     lines = shown.splitlines()
     assert [line.split(" = ")[0] for line in lines[:2]] == ["Where is it?", "What does it cost?"]
     assert lines[-1] == "ended by itself: 0.0 %"
+
+
+def test_a_question_brings_passages_from_all_documents_with_the_one_that_tells(path: Path) -> None:
+    cases = ordinary.brought(path)
+    assert len(cases) == len(ASKED)
+    for case in cases[:2]:
+        assert 1 < len(case.conversation.documents) <= 4
+        (number,) = case.numbers
+        assert case.answers[0] in case.conversation.documents[number - 1]["text"]
+    assert not cases[2].numbers

@@ -12,18 +12,22 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.recipe import batches, corpus, minilm, start
+from models.recipe import batches, begin, corpus, minilm, train, vocabulary
 from models.recipe import tokenizer as bpe
-from models.recipe.batches import answer_mask, collate, pool, row, steps
+from models.recipe.batches import answer_mask, collate, row
+from models.recipe.copying import BEGINS, GOES_ON, Layout
+from models.recipe.crew import Crew, Tally
 from models.recipe.export import load, save
-from models.recipe.guides import SENTENCE, TOLD, Guide, looks
+from models.recipe.guides import Aims, Guide, looks, readings
+from models.recipe.lessons import Draft, Source
 from models.recipe.model import QUERIES, Layer, Llama, RMSNorm, Shape, attend
-from models.recipe.optim import orthogonalise
 from models.recipe.swaps import Swaps
 from models.recipe.tokenizer import ASSISTANT, CITES, DOCUMENTS, END, PAD, USER
-from models.recipe.train import Crew, Learner, Plan, Tally, Training, alone, train
+from models.recipe.train import Plan, Training, alone
 
-TINY = Shape(bpe.VOCABULARY, hidden=96, inner=64, layers=6, heads=4, head_dim=16)
+TINY = Shape(
+    bpe.VOCABULARY, hidden=96, inner=64, layers=3, heads=3, head_dim=32, theta=1e9, biased=True
+)
 NO_SWAPS = Swaps({}, {}, {}, set(), set())
 
 
@@ -32,7 +36,7 @@ def tokenizer() -> Iterator[Tokenizer]:
     """The recipe's, with meanings drawn at random in place of MiniLM's, which take long."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minilm, "encode", lambda texts: drawn(len(texts), minilm.WIDTH))
-        patch.setattr(start, "meanings", meanings)
+        patch.setattr(begin, "meanings", meanings)
         yield bpe.train()
 
 
@@ -42,21 +46,21 @@ def drawn(*shape: int) -> Tensor:
 
 def meanings(tokenizer: Tokenizer, size: int) -> Tensor:
     """A meaning for each word, with and without a space."""
-    words = [name.removeprefix("Ġ").lower() for name in start.texts(tokenizer)]
+    words = [name.removeprefix("Ġ").lower() for name in vocabulary.texts(tokenizer)]
     known = {word: i for i, word in enumerate(dict.fromkeys(words))}
     return drawn(len(known), size)[[known[word] for word in words]]
 
 
-def fresh(shape: Shape, tokenizer: Tokenizer) -> Llama:
+def fresh(tokenizer: Tokenizer) -> Llama:
     torch.manual_seed(0)
-    model = Llama(shape)
-    start.prepare(model, tokenizer)
+    model = Llama(TINY)
+    begin.draft(model, tokenizer, source(tokenizer))
     return model
 
 
 def words(tokenizer: Tokenizer, *shape: int) -> Tensor:
     """Whole words at random, each with a space before it."""
-    names = start.texts(tokenizer)
+    names = vocabulary.texts(tokenizer)
     ids = [i for i, name in enumerate(names) if name[1:].isalpha() and name[0] == "Ġ"]
     return torch.tensor(ids)[torch.randint(len(ids), shape)]
 
@@ -74,50 +78,22 @@ def test_ordinary_words_are_one_token(tokenizer: Tokenizer) -> None:
 
 
 def test_a_word_means_the_same_with_and_without_a_space(tokenizer: Tokenizer) -> None:
-    rows = fresh(TINY, tokenizer).model.embed_tokens.weight
+    rows = fresh(tokenizer).model.embed_tokens.weight
     ids = [tokenizer.token_to_id(t) for t in ("garden", "Ġgarden", "window")]
     apart = [(rows[ids[0]] != rows[other]).nonzero().flatten().tolist() for other in ids[1:]]
-    assert apart[0] == [start.Layout(TINY).own.stop - 1]
+    assert apart[0] == [Layout.of(TINY).space]
     assert len(apart[1]) > 10
 
 
-def pointed(model: Llama, tokens: Tensor) -> Tensor:
-    """(rows) where the pointing head looks from the last token."""
-    layer, rows = start.points(model.shape), torch.arange(len(tokens))
-    with torch.no_grad():
-        read = model.seen(tokens, layer)[1]
-        return looks(model, layer, read, rows, torch.full_like(rows, tokens.shape[1] - 1)).argmax(1)
-
-
-def test_a_fresh_model_looks_for_what_followed(tokenizer: Tokenizer) -> None:
-    model = fresh(Shape(bpe.VOCABULARY), tokenizer)
+def test_a_fresh_draft_looks_for_what_followed(tokenizer: Tokenizer) -> None:
+    model = fresh(tokenizer)
     tokens = words(tokenizer, 32, 60)
-    assert (pointed(model, torch.cat((tokens, tokens[:, :11]), 1)) == 11).float().mean() > 0.8
-
-
-def test_a_fresh_model_tells_what_passages_share_with_the_question(tokenizer: Tokenizer) -> None:
-    model = fresh(Shape(bpe.VOCABULARY), tokenizer)
-    at = start.Layout(model.shape)
-    weights = start.weights(tokenizer)
-    asked, other = words(tokenizer, 2, 400)
-    asked, other = (x[weights[x] > 0.8] for x in (asked, other))
-    question, shared, else_ = asked[:8], asked[:8].flip(0), other[:8]
-    cite = tokenizer.token_to_id("[1]")
-    mark = [torch.tensor([x]) for x in (USER, END, DOCUMENTS, cite)]
-    tokens = torch.cat([mark[0], question, *mark[1:], shared, else_])[None]
+    tokens = torch.cat((tokens, tokens[:, :11]), 1)
+    aims = Aims.of([[(70, [0])]] * 32, 71)
     with torch.no_grad():
-        alike = model.seen(tokens, 2)[1][0, :, at.alike.start] / start.SPREAD
-    same, unlike = alike[-16:-8], alike[-8:]
-    assert same.median() > 4 * unlike.median().clamp(min=0.2)
-
-
-def test_orthogonalise_flattens_the_singular_values() -> None:
-    for rows, columns in ((48, 48), (32, 80), (80, 32)):
-        left, _, right = torch.linalg.svd(torch.randn(3, rows, columns), full_matrices=False)
-        uneven = left * torch.linspace(0.05, 1, left.shape[-1]) @ right
-        values = torch.linalg.svdvals(orthogonalise(uneven))
-        assert values.min() > 0.3
-        assert values.max() < 1.4
+        read = model.seen(tokens, TINY.layers - 1)[1]
+        found = looks(model, TINY.layers - 1, read, aims, GOES_ON).argmax(1)
+    assert (found == 11).float().mean() > 0.8
 
 
 def assert_same(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) -> None:
@@ -186,7 +162,8 @@ def test_only_answers_and_their_end_are_weighted() -> None:
 
 
 def test_where_there_are_passages_only_what_follows_them_is_learned() -> None:
-    ids = [USER, 50, END, ASSISTANT, 60, END, USER, 51, END, DOCUMENTS, 70, END, USER, 51, END]
+    ids = [USER, 50, END, ASSISTANT, 60, END, USER, 51, END]
+    ids += [*[DOCUMENTS, 70, END] * 2, USER, 51, END]
     ids += [ASSISTANT, 61, END]
     assert [i for i, said in zip(ids, answer_mask(ids), strict=True) if said] == [61, END]
 
@@ -199,30 +176,42 @@ def looked_up(count: int) -> Iterator[corpus.Conversation]:
 def test_the_guides_say_what_the_answer_does(tokenizer: Tokenizer) -> None:
     told = 0
     for made in looked_up(60):
-        one = row(tokenizer, made, 2048)
-        by_output = [[g for g in one.guide.guesses if g[1] == o] for o in (SENTENCE, TOLD)]
-        sentences, whole = by_output
-        assert [truth for _, _, truth in whole] == [bool(made.tells)]
-        assert any(truth for _, _, truth in sentences) == bool(made.tells)
-        pairs = [(one.ids[at + 1], {one.ids[to] for to in aims}) for at, aims in one.guide.pointers]
+        one = row(tokenizer, made, 4096)
+        shown = readings(one.ids)
+        assert len(shown) == len(made.documents)
+        ((at, begins),) = one.guide.begins
+        assert one.ids[at] == ASSISTANT
         if not made.tells:
-            assert [aims for _, aims in pairs] == [{DOCUMENTS}]
-        elif pairs:
+            assert begins == [reading.second for reading in shown]
+            assert not one.guide.follows
+            continue
+        second = {i for reading in shown for i in range(reading.second, reading.stop)}
+        assert second >= {*begins, *one.guide.inside}
+        if one.guide.follows:
             told += 1
-            named = [
-                (tokenizer.id_to_token(token), {*map(tokenizer.id_to_token, aims)})
-                for token, aims in pairs
-            ]
-            (first, aims), *middle, _, (cite, cited) = named
-            assert {first, "Ġ" + first} >= aims
-            assert all({token} == aims for token, aims in middle)
-            assert cited == {cite}
-            assert cite in CITES
+            first = tokenizer.id_to_token(one.ids[at + 1])
+            assert {first, "Ġ" + first} >= {tokenizer.id_to_token(one.ids[to]) for to in begins}
+            *middle, _, (place, cited) = one.guide.follows
+            assert all({one.ids[i + 1]} == {one.ids[to] for to in tos} for i, tos in middle)
+            copies = one.guide.copies[1:]
+            assert all({one.ids[i]} == {one.ids[to] for to in tos} for i, tos in copies)
+            assert tokenizer.id_to_token(one.ids[place + 1]) in CITES
+            assert {one.ids[place + 1]} == {one.ids[to] for to in cited}
     assert told > 20
 
 
+def test_a_passage_is_read_twice_at_once_with_the_question_before_it(tokenizer: Tokenizer) -> None:
+    made = next(made for made in looked_up(60) if len(made.documents) > 1)
+    ids = row(tokenizer, made, 4096).ids
+    question = tokenizer.encode(made.messages[-2]["content"], add_special_tokens=False).ids
+    for number, one in enumerate(readings(ids), 1):
+        assert ids[one.question : one.first] == [USER, *question, END]
+        assert ids[one.first : one.second] == ids[one.second : one.stop]
+        assert ids[one.first + 1] == tokenizer.token_to_id(f"[{number}]")
+
+
 def test_swapped_words_keep_the_answer_and_the_places(tokenizer: Tokenizer) -> None:
-    names = {name: i for i, name in enumerate(start.texts(tokenizer))}
+    names = {name: i for i, name in enumerate(vocabulary.texts(tokenizer))}
     pair = {word: (names[word], names["Ġ" + word]) for word in ("garden", "window", "castle")}
     stems = {spaced: plain for plain, spaced in pair.values()}
     near = {pair["garden"][0]: [pair["window"][0]]}
@@ -230,71 +219,65 @@ def test_swapped_words_keep_the_answer_and_the_places(tokenizer: Tokenizer) -> N
     swaps = Swaps(near, stems, {plain: spaced for spaced, plain in stems.items()}, {rest}, {rest})
     garden, window, castle = (pair[word][1] for word in pair)
     question = [USER, 300, garden, END]
-    ids = [*question, DOCUMENTS, 301, garden, castle, garden, rest, END, *question]
-    ids += [ASSISTANT, castle, END]
-    seen = {tuple(swaps.swapped(ids, {7}, random.Random(seed))) for seed in range(40)}
+    passage = [DOCUMENTS, 301, garden, castle, garden, rest, END]
+    ids = [*question, *passage, *passage, *question, ASSISTANT, castle, END]
+    seen = {tuple(swaps.swapped(ids, {7, 14}, random.Random(seed))) for seed in range(40)}
     other = [window if token == garden else token for token in ids]
-    other[8] = garden  # of a longer word
+    other[8] = other[15] = garden  # of a longer word
     assert seen == {tuple(ids), tuple(other)}
 
 
-def test_steps_are_of_like_size(tokenizer: Tokenizer) -> None:
-    made = pool(tokenizer, NO_SWAPS, 0, 5, 0.5, 2304, 2048)
-    groups = list(steps(made, 4096))
-    assert [batch for group in groups for batch in group] == made
-    assert all(1024 < sum(b.inputs.numel() for b in group) < 8192 for group in groups)
+def lesson(tokenizer: Tokenizer) -> Draft:
+    return Draft(fresh(tokenizer), vocabulary.movable(tokenizer))
+
+
+def source(tokenizer: Tokenizer) -> Source:
+    return Source(tokenizer, NO_SWAPS, 0, 4096)
 
 
 def test_two_threads_find_the_gradient_of_one(tokenizer: Tokenizer) -> None:
-    group = pool(tokenizer, NO_SWAPS, 0, 5, 0.5, 2304, 2048)[:3]
+    rows = [row(tokenizer, one, 4096) for one in islice(corpus.training(0, 0, 0.5), 6)]
     found = []
     for threads in (1, 2):
-        torch.manual_seed(0)
-        learner = Learner(TINY)
-        learner.llama = fresh(TINY, tokenizer)
-        crew = Crew(learner, threads, half=False)
-        crew.learn(group, Tally())
+        crew = Crew(lesson(tokenizer), threads, half=False)
+        crew.learn(rows, Tally())
         found.append([p.grad for p in crew.replicas[0].parameters()])
     torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=1e-4)
 
 
-def test_the_finding_and_the_pointing_head_learn_where_to_look(tokenizer: Tokenizer) -> None:
-    learner = Learner(TINY)
-    learner.llama = fresh(TINY, tokenizer)
-    batch = collate([row(tokenizer, one, 2048) for one in looked_up(4)])
-    layers = start.finds(TINY), start.points(TINY)
-    _, before, read = learner.llama.seen(batch.inputs, *layers)
-    losses = learner.guides.losses(learner.llama, before, read, batch.guided)
-    for layer, loss in zip(layers, (losses[3], losses[1]), strict=True):
-        learner.zero_grad()
-        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
-        attention = cast(Layer, learner.llama.model.layers[layer]).self_attn
-        grad = attention.q_proj.weight.grad
-        assert grad is not None
-        assert grad[attention.rows(0)].abs().sum() > 0
-        assert grad[attention.rows(1)].abs().sum() == 0
+def test_parts_are_of_like_length_and_bounded(tokenizer: Tokenizer) -> None:
+    rows = [row(tokenizer, one, 4096) for one in islice(corpus.training(0, 0, 0.5), 40)]
+    one = lesson(tokenizer)
+    parts = list(one.parts(rows))
+    assert sorted(map(id, rows)) == sorted(id(row) for part in parts for row in part)
+    assert all(len(p) == 1 or len(p) * len(p[-1].ids) <= one.micro for p in parts)
+    assert len(parts) < len(rows)
 
 
-def test_the_finder_is_told_the_sentence_that_tells(tokenizer: Tokenizer) -> None:
-    for made in looked_up(60):
-        found = row(tokenizer, made, 2048).guide
-        told = {at for _, aims in found.finds for at in aims}
-        if made.tells:
-            assert found.inside <= told
-        else:
-            assert len(told) == 1
+def test_the_pointing_head_learns_where_to_look(tokenizer: Tokenizer) -> None:
+    one = lesson(tokenizer)
+    rows = [made for made in (row(tokenizer, c, 4096) for c in looked_up(9)) if made.guide.tells]
+    batch = collate(rows)
+    late = TINY.layers - 1
+    read = one.llama.seen(batch.inputs, late)[1]
+    aims = Aims.of([made.guide.begins for made in rows], batch.inputs.shape[1])
+    aims.missed(looks(one.llama, late, read, aims, BEGINS)).sum().backward()
+    attention = cast(Layer, one.llama.model.layers[late]).self_attn
+    grad = attention.q_proj.weight.grad
+    assert grad is not None
+    assert grad[attention.rows(BEGINS)].abs().sum() > 0
+    assert grad[attention.rows(GOES_ON)].abs().sum() == 0
 
 
 def begun(tokenizer: Tokenizer, pools: int) -> Training:
-    made = Training(TINY, Plan(pools), tokenizer, NO_SWAPS, "cpu", 1)
-    made.begin()
-    return made
+    plan = Plan(pools, 1e-3, 1e-3, (0.5, 0.5))
+    return Training(lesson(tokenizer), plan, source(tokenizer), 1, half=False)
 
 
 def test_words_keep_what_they_mean(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "POOL", 24)
+    monkeypatch.setattr(train, "POOL", 24)
     training = begun(tokenizer, 2)
-    rows = training.learner.llama.model.embed_tokens.weight
+    rows = cast(Draft, training.lesson).llama.model.embed_tokens.weight
     before = rows.detach().clone()
     training.learn()
     moved = {tokenizer.id_to_token(int(i)) for i in (rows != before).any(1).nonzero().flatten()}
@@ -305,7 +288,7 @@ def test_words_keep_what_they_mean(tokenizer: Tokenizer, monkeypatch: pytest.Mon
 def test_a_resumed_training_ends_as_an_uninterrupted_one(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "POOL", 24)
+    monkeypatch.setattr(train, "POOL", 24)
     through, before, after = (begun(tokenizer, 2) for _ in range(3))
     for _ in range(2):
         through.learn()
@@ -314,17 +297,38 @@ def test_a_resumed_training_ends_as_an_uninterrupted_one(
     after.restore(tmp_path / "last.pt")
     after.learn()
     assert after.done == through.done
-    for a, b in zip(after.learner.parameters(), through.learner.parameters(), strict=True):
+    for a, b in zip(after.lesson.parameters(), through.lesson.parameters(), strict=True):
         assert torch.equal(a, b)
-
-    other = Training(Shape(bpe.VOCABULARY), Plan(2), tokenizer, NO_SWAPS, "cpu", 1)
-    with pytest.raises(ValueError, match="another shape"):
-        other.restore(tmp_path / "last.pt")
+    with pytest.raises(ValueError, match="another plan"):
+        begun(tokenizer, 3).restore(tmp_path / "last.pt")
 
 
-def test_two_trainings_do_not_share_a_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with alone(tmp_path), pytest.raises(BlockingIOError, match="another training runs in"):
-        train(TINY, Plan(1), tokenizer, tmp_path, "cpu", 1)
+def test_rates_warm_up_fall_and_wait_for_what_is_new() -> None:
+    plan = Plan(10, 1.0, 2.0, (0, 1), warm_up=10, held=20, decay_from=0.5)
+    assert plan.rates(0, 0) == (0, 0.2)
+    assert plan.rates(20, 0.1) == (0, 2)
+    assert plan.rates(30, 0.2) == (0.5, 2)
+    assert plan.rates(50, 0.5) == (1, 2)
+    assert plan.rates(90, 0.75) == (0.5, 1)
+    assert plan.rates(99, 1.0) == (0.05, 0.1)
+
+
+def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:
+    with (
+        alone(tmp_path),
+        pytest.raises(BlockingIOError, match="another training runs in"),
+        alone(tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("tiles", "products", "half"), [(1, 0, True), (0, 1, True), (0, 0, False)])
+def test_a_cpu_multiplies_halves_where_it_has_products_of_them(
+    monkeypatch: pytest.MonkeyPatch, tiles: bool, products: bool, half: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: bool(tiles))
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bool(products))
+    assert train.halves() is half
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from services.common.certificates import dns_name
+from services.common.locks.certificates import dns_name
 
 DAY = datetime.timedelta(days=1)
 

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 from pydantic import TypeAdapter
 
-from services.gateway.api.openapi.operations import OPERATIONS, Operation, Raw
+from services.gateway.api.openapi.operation import Operation, Raw
+from services.gateway.api.openapi.operations.table import OPERATIONS
 
 _PATHS = [
     (endpoint.split()[0], re.compile(re.sub(r"{\w+}", "[^/]+", path)), operation)

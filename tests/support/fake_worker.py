@@ -15,6 +15,7 @@ from services.common.redis import Redis
 from services.common.transport import listen
 from services.common.waiting import first_done
 from services.worker.turns import Turns
+from tests.support.prompts import prompt_of
 from tests.support.transport import TRANSPORT
 
 BLOCK_SIZE = 16
@@ -91,6 +92,7 @@ class FakeWorker:
             decode_step_ms=10,
         )
         self.held: dict[bytes, None] = {}
+        self.adapters: list[str] = []  # digests of its checkpoint with one
         self._transfers = transfers or Transfers()
         self.links = LinkServer(
             "/penstock.v1.Worker/Link",
@@ -107,6 +109,7 @@ class FakeWorker:
             "digest": checkpoint,
             "block_size": str(BLOCK_SIZE),
             "max_running": str(max_running),
+            "adapters": "",
         }
         self.replica = Replica("worker", id, f"127.0.0.1:{port}", "host", 1, facts=facts)
         self._registration = Registration(redis, namespace, self.replica, lease_s=5.0)
@@ -115,6 +118,12 @@ class FakeWorker:
         await self.server.start()
         await self._registration.start()
         return self
+
+    def tell_adapters(self, *digests: str) -> None:
+        """It has these from now on."""
+        self.adapters = [*digests]
+        news = worker_pb2.WorkerNews(adapters=worker_pb2.Adapters(digests=digests))
+        self.links.broadcast(news.SerializeToString())
 
     async def kill(self) -> None:
         """As if by SIGKILL: nothing is said, the registration's lease runs out."""
@@ -137,6 +146,8 @@ class FakeWorker:
     def _news(self, snapshot: bool, events: Sequence[tuple[bool, Sequence[bytes]]]) -> bytes:
         self.load.running = self.running
         news = worker_pb2.WorkerNews(load=self.load, snapshot=snapshot)
+        if snapshot:
+            news.adapters.digests.extend(self.adapters)
         for stored, hashes in events:
             if hashes:
                 news.events.add(stored=stored, hashes=b"".join(hashes))
@@ -158,7 +169,7 @@ class FakeWorker:
             async with self.turns.take(work.alone_tokens) as gave:
                 if self.engine_ended.is_set():
                     raise unavailable("engine ended", stage="worker", reason="engine_gone")
-                if work.prompt_token_ids[0] == self.poison:
+                if prompt_of(work)[0] == self.poison:
                     self.end_engine()
                 await self._run_while_alive(work, call, gave)
         except asyncio.CancelledError:
@@ -195,8 +206,9 @@ class FakeWorker:
     async def _run(
         self, work: worker_pb2.WorkRequest, call: LinkCall, gave: Callable[[int], None]
     ) -> None:
-        tokens = list(work.prompt_token_ids)
-        hashes = block_hashes(tokens, BLOCK_SIZE, tenant_salt(work.caller.tenant))
+        tokens = prompt_of(work)
+        adapter = work.checkpoint if work.checkpoint in self.adapters else ""
+        hashes = block_hashes(tokens, BLOCK_SIZE, tenant_salt(work.caller.tenant), adapter)
         cached = 0
         while cached < len(hashes) and hashes[cached] in self.held:
             cached += 1
@@ -273,6 +285,6 @@ class FakeWorker:
         cached_tokens: int,
     ) -> None:
         delta.finish = reason
-        delta.usage.prompt_tokens = len(work.prompt_token_ids) - work.generated_prefix
+        delta.usage.prompt_tokens = len(prompt_of(work)) - work.generated_prefix
         delta.usage.cached_tokens = cached_tokens
         delta.usage.completion_tokens = work.generated_prefix + made

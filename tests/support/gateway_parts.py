@@ -13,11 +13,11 @@ from protos.retrieval_pb2 import JudgeReply, JudgeRequest, SearchReply, SearchRe
 from protos.tokenizer_pb2 import ModelInfo, PromptRequest
 from services.common.config import GatewaySettings, MeteringSettings, Settings
 from services.common.errors import PenstockError
-from services.common.fair_threads import FairThreads
+from services.common.fairness.fair_threads import FairThreads
 from services.common.link import End
-from services.common.metrics import BoundedNames
 from services.common.policy import PolicyFile
-from services.common.telemetry import Telemetry
+from services.common.telemetry.metrics import BoundedNames
+from services.common.telemetry.telemetry import Telemetry
 from services.gateway.identity.principal import GRANTS, Principal, Role
 from services.gateway.intake import Intake
 from services.gateway.metering.meter import Meter
@@ -25,8 +25,9 @@ from services.gateway.metering.run import Run, Verdict
 from services.gateway.metering.upkeep import Upkeep
 from services.gateway.models import model_not_found
 from services.gateway.parts import Gateway
+from services.gateway.runs.known_scores import KnownScores
 from services.gateway.runs.records import Records
-from services.gateway.stores.store_files import Unready
+from services.gateway.stores.vector_stores.store_files import Unready
 
 MODEL = "tiny"
 EMBEDDING_MODEL = "tiny-embed"
@@ -64,6 +65,7 @@ class Models:
 class Retrieval:
     def __init__(self) -> None:
         self.embedding_model = EMBEDDING_MODEL
+        self.further: set[str] = set()  # embedding models
         self.searches: list[SearchRequest] = []
         self.reply: SearchReply | PenstockError = SearchReply()
         self.judged: list[JudgeRequest] = []
@@ -73,6 +75,9 @@ class Retrieval:
 
     async def model(self, patience_s: float) -> str:
         return self.embedding_model
+
+    def has(self, model: str) -> bool:
+        return model in self.further
 
     async def judge(self, request: JudgeRequest, span: Any, record: Any) -> JudgeReply:
         self.judged.append(request)
@@ -107,15 +112,15 @@ class Opened:
         self.traceparent = traceparent
         self.cancelled = self.settled = False
         self._on_item = on_item
-        self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self.outcome: asyncio.Future[End] = asyncio.get_running_loop().create_future()
 
     def say(self, *deltas: Any) -> None:
         for delta in deltas:
             self._on_item(delta.SerializeToString())
 
     def finish(self, end: End | None = None) -> None:
-        if not self._end.done():
-            self._end.set_result(end or End())
+        if not self.outcome.done():
+            self.outcome.set_result(end or End())
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -124,7 +129,7 @@ class Opened:
         self.settled = True
 
     async def ended(self) -> End:
-        return await asyncio.shield(self._end)
+        return await asyncio.shield(self.outcome)
 
 
 class Tokenizers:
@@ -211,11 +216,14 @@ def gateway_parts(
         retrieval=cast(Any, Retrieval()),
         policy=PolicyFile(None, 1.0),
         files=cast(Any, None),
+        uploads=cast(Any, None),
         stores=cast(Any, Stores()),
         runs=cast(Any, None),
+        conversations=cast(Any, None),
         jobs=cast(Any, None),
         batches=cast(Any, None),
         records=Records(10),
+        scores=KnownScores(300.0),
         intake=Intake(own.max_requests, own.max_held_bytes),
         threads=threads,
         tenants_told=tenants_told,

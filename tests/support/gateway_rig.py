@@ -2,12 +2,13 @@
 
 import asyncio
 import hashlib
+import json
 import operator
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import httpx
@@ -31,11 +32,12 @@ from services.common.config import (
     RunsSettings,
     Settings,
 )
+from services.common.config.retrieval import ServedEmbedder
 from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkCall, LinkServer
 from services.common.redis import Redis, connect
 from services.common.service import Host, Service
-from services.common.telemetry import decision, remote_parent, traceparent
+from services.common.telemetry.telemetry import decision, remote_parent, traceparent
 from services.common.unary import serving
 from services.gateway import models
 from services.gateway.identity.keys import KeyStore
@@ -155,6 +157,7 @@ class SmallRetrieval(Service):
     name = "retrieval"
     grpc_services = ("penstock.v1.Retrieval",)
     embedder = "e1"
+    further: ClassVar[dict[str, str]] = {"wide": "w1"}  # fingerprints of further models, by name
 
     async def start(self, server: grpc.aio.Server) -> None:
         self.servicer = _Retrieval(self)
@@ -170,7 +173,14 @@ class SmallRetrieval(Service):
 
     def describe(self) -> dict[str, str]:
         known = retrieval_abilities.told(self.abilities)
-        return {"embedding_model": EMBEDDING_MODEL, "embedder": self.embedder, **known}
+        each = {EMBEDDING_MODEL: self.embedder, **self.further}
+        told = {name: {"fingerprint": one, "max_chunk_tokens": 0} for name, one in each.items()}
+        return {
+            "embedding_model": EMBEDDING_MODEL,
+            "embedder": self.embedder,
+            "embedders": json.dumps(told),
+            **known,
+        }
 
 
 class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
@@ -251,15 +261,17 @@ class _Retrieval(retrieval_pb2_grpc.RetrievalServicer):
             text = await self._text(request.blob) if request.blob else ""
             self.texts[request.blob] = text
             key = (request.caller.tenant, request.collection, request.source_id)
-            is_there = request.reindexing and self.embedders.get(key) == self._service.embedder
-            self.embedders[key] = self._service.embedder
+            service = self._service
+            embedder = service.further.get(request.embedder, service.embedder)
+            is_there = request.reindexing and self.embedders.get(key) == embedder
+            self.embedders[key] = embedder
             there = self.documents.get(key)
             if there is None or there.revision <= request.revision:
                 self.documents[key] = request
             if self._service.late_failure is not None:
                 raise self._service.late_failure
             tokens = 0 if is_there else len(text.split())
-            reply = rpb.IndexReply(chunks=1, tokens=tokens, embedder=self._service.embedder)
+            reply = rpb.IndexReply(chunks=1, tokens=tokens, embedder=embedder)
             await context.write(rpb.IndexNews(reply=reply))
 
     async def _text(self, blob: str) -> str:
@@ -391,6 +403,7 @@ async def gateway_rig(
     runs: RunsSettings | None = None,
     jobs: JobsSettings | None = None,
     policy: PolicySettings | None = None,
+    served_embedders: dict[str, ServedEmbedder] | None = None,
     **gateway: Any,
 ) -> AsyncIterator[Rig]:
     """Everything registered, linked and ready; `gateway` are GatewaySettings."""
@@ -407,7 +420,9 @@ async def gateway_rig(
         runs=runs or RunsSettings(),
         jobs=jobs or JobsSettings(),
         policy=policy or PolicySettings(),
-        retrieval=RetrievalSettings(timeout_s=retrieval_timeout_s),
+        retrieval=RetrievalSettings(
+            timeout_s=retrieval_timeout_s, served_embedders=served_embedders or {}
+        ),
     )
     async with leaving_no_task(), AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())

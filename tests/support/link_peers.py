@@ -2,12 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 import grpc
+import pytest
 
 from protos.common_pb2 import Hello, LinkDown, LinkUp
+from services.common import peers
 from services.common.link import MAX_FRAME_BYTES, LinkClient, LinkOptions, LinkServer, LinkState
 from services.common.transport import listen
 from tests.support.transport import TRANSPORT
@@ -25,6 +28,15 @@ QUICK = LinkOptions(
 )
 # No pings within a test: every frame is the test's own.
 STILL = LinkOptions(heartbeat_s=60.0, heartbeat_timeout_s=120.0)
+
+
+@contextmanager
+def links_made_anew_at_once() -> Iterator[None]:
+    """Of services made within: those lost again and again are waited for no longer each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peers, "LinkOptions", partial(LinkOptions, backoff_max_s=0.1))
+        yield
+
 
 Context = grpc.aio.ServicerContext
 Behaviour = Callable[[Context], Awaitable[None]]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -37,13 +37,16 @@ def address_of(node: int) -> str:
 class Nodes:
     """`async with Nodes(...)`: the nodes run, and Redis; `up` deploys. Leaves no process behind."""
 
-    def __init__(self, folder: Path, count: int, **environment: str) -> None:
-        """`environment` are PENSTOCK_… variables without the prefix."""
+    def __init__(
+        self, folder: Path, count: int, resources: Sequence[str] = (), **environment: str
+    ) -> None:
+        """`environment` are PENSTOCK_… variables without the prefix; `resources`: of each node,
+        what `ray start --resources` takes."""
         self.folder = folder
         self.log = folder / "up.log"  # of the last `up`
         self.redis_url = ""
         self.environment: dict[str, str] = {}
-        self._count = count
+        self._count, self._resources = count, resources
         self._given = _prefixed(environment)
         # Below /tmp itself: sockets' paths have 107 bytes at most.
         self._short = tempfile.TemporaryDirectory(prefix="pn-", ignore_cleanup_errors=True)
@@ -96,6 +99,8 @@ class Nodes:
             "--disable-usage-stats",
             "--block",
         ]
+        if node < len(self._resources):
+            command.append(f"--resources={self._resources[node]}")
         own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_worker_niceness": "0"}
         log = self.folder / f"node-{len(self._nodes)}.log"
         with log.open("wb") as sink:
@@ -115,6 +120,10 @@ class Nodes:
             return "Ray runtime started" in said
 
         await until(started, _START_S, f"node {node}")
+
+    def processes(self, node: int) -> list[psutil.Process]:
+        """All of one node."""
+        return _with_descendants(self._nodes[node].pid)
 
     def kill_node(self, node: int) -> None:
         """As a power cut: raylet, workers and engines at once."""

@@ -60,7 +60,7 @@ class Script:
     def leave(self, capacity, *ids, missed=0.0):
         """What was granted."""
         leavers = [part for id in ids for part in (id, missed)]
-        return self.call(capacity, "leave", *leavers)[0]
+        return self.call(capacity, "tell", 0, *leavers)[0]
 
     def give_back(self, capacity, id, missed=0.0, left=1.0, waited=0.0, router="r1"):
         """(state, granted, recalled)"""

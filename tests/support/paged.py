@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.kv_layer import KvLayer
+from kernels.kv_layer import INT4, KvLayer
 from kernels.paged_batch import PagedBatch, tiles_of
 
 NUM_LAYERS, LAYER = 2, 1
@@ -28,7 +28,7 @@ class Paged:
 
 def _copied(part: Tensor) -> Tensor:
     whole = torch.empty_strided(part.shape, part.stride(), dtype=part.dtype)
-    if part.dtype == torch.float8_e4m3fn:
+    if part.dtype.itemsize == 1:
         whole.view(torch.uint8).copy_(part.view(torch.uint8))
         return whole
     return whole.copy_(part)
@@ -42,18 +42,21 @@ def paged(
     *,
     block_size: int = 4,
     dtype: torch.dtype = torch.float32,
-    eight_bits: bool = False,
+    stored: torch.dtype | None = None,
     queries: int = 64,
 ) -> Paged:
     """A batch on scattered blocks, stored through the reference's `store_kv`; sequences of one new
-    token come first. `queries`: of a tile."""
+    token come first. `stored`: in which few bits, or None: in `dtype`; `queries`: of a tile."""
     num_blocks = sum(-(-length // block_size) for length in seq_lens) + 3
     # As in the engine: a layer's cache is a strided view of a larger tensor.
     shape = (num_blocks, NUM_LAYERS, 2, kv_heads, block_size)
-    memory = torch.full((*shape, dim), torch.nan)
-    memory = memory.to(torch.float8_e4m3fn if eight_bits else dtype)
+    memory = torch.full((*shape, dim // 2 if stored == INT4 else dim), torch.nan)
+    whole = -1 if stored == torch.int8 else 0x1F  # of which none is NaN
+    if stored in (torch.int8, INT4):
+        memory = torch.full_like(memory, whole, dtype=stored)
+    memory = memory.to(stored or dtype)
     scales = torch.full(shape, torch.nan)
-    layer = KvLayer(memory[:, LAYER], scales[:, LAYER] if eight_bits else None)
+    layer = KvLayer(memory[:, LAYER], scales[:, LAYER] if stored else None)
     free = (1 + torch.randperm(num_blocks - 1)).tolist()  # block 0, where a bad load looks, is NaN
     tables, slots, positions, content = [], [], [], []
     for count, length in zip(query_lens, seq_lens, strict=True):
@@ -79,5 +82,6 @@ def paged(
         tiles=torch.from_numpy(tiles_of(starts, decodes, queries)),
         num_decodes=decodes,
     )
-    assert memory[:, 1 - LAYER].float().isnan().all(), "another layer was written to"
+    others = memory[:, 1 - LAYER].float()
+    assert ((others == whole) | others.isnan()).all(), "another layer was written to"
     return Paged(batch, layer, content)

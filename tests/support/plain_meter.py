@@ -228,7 +228,11 @@ class PlainMeter:
 
     def _charge(self, id: str, one: Standing, held: dict[str, int], end: dict[str, Any]) -> None:
         before, used, status = self.charged.get(id), end["used"], end["status"]
-        if before and self.over[id] != "lost" and used["output"] < before["output"]:
+        was_lost = self.over.get(id) == "lost"
+        if before and used["output"] == before["output"]:
+            gives_back = was_lost and status == "failed"
+            used = before if used["prompt"] < before["prompt"] and not gives_back else used
+        elif before and not was_lost and used["output"] < before["output"]:
             used = before
         missing = {name: n - (before[name] if before else 0) for name, n in used.items()}
         told = amounts(missing) | ({"requests": 0} if before else {})

@@ -10,6 +10,7 @@ from typing import Any
 from protos import common_pb2, router_pb2, router_pb2_grpc, worker_pb2
 from services.common.config import RouterSettings, Settings
 from services.common.link import End, LinkClient
+from services.common.packed_ids import pack
 from services.common.redis import Redis, connect
 from services.common.service import Host
 from services.router.server import RouterService
@@ -129,7 +130,7 @@ def ask(
     request = router_pb2.GenerateRequest(
         caller=common_pb2.Caller(request_id="r", tenant=tenant, priority=priority, weight=1),
         model=model,
-        prompt_token_ids=prompt,
+        prompt_token_ids=pack(prompt),
         sampling=common_pb2.Sampling(top_p=1, seed=7, max_tokens=max_tokens),
         generated_prefix=generated,
         checkpoint=checkpoint,

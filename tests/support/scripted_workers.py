@@ -31,7 +31,7 @@ class Opened:
         self.deadline, self.traceparent = at
         self.ends_when_stopped = True
         self._log, self._worker, self._on_item = log, worker, on_item
-        self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self.outcome: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._silent = False
 
     def give(
@@ -52,24 +52,24 @@ class Opened:
             self._on_item(delta.SerializeToString())
 
     def end(self, code: grpc.StatusCode = grpc.StatusCode.OK, reason: str = "") -> None:
-        if not self._end.done():
+        if not self.outcome.done():
             status = common_pb2.Status(code=code.value[0], message="told", reason=reason)
             record = common_pb2.Record(spans=[common_pb2.Span(name=f"on {self._worker}")])
-            self._end.set_result(End(status=status, record=record))
+            self.outcome.set_result(End(status=status, record=record))
 
     async def ended(self) -> End:
-        return await asyncio.shield(self._end)
+        return await asyncio.shield(self.outcome)
 
     def stop(self) -> None:
         self._silent = True
-        if not self._end.done():
+        if not self.outcome.done():
             self._log.append(f"stop {self._worker}")
             if self.ends_when_stopped:
                 self.end(grpc.StatusCode.CANCELLED, "cancelled")
 
     def cancel(self) -> None:
         self._silent = True
-        if not self._end.done():
+        if not self.outcome.done():
             self._log.append(f"cancel {self._worker}")
             self.end(grpc.StatusCode.CANCELLED, "cancelled")
 

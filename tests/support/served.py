@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.common.checkpoint import digest, text_digest
+from services.common.checkpoints.checkpoint import digest, text_digest
 from services.common.config import Settings
 from services.common.discovery import Registration
 from services.common.redis import Redis

@@ -26,11 +26,11 @@ class Here(Shards):
     kind = "embedded"
     threads = 1
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
+    def __init__(self, *layouts: Layout) -> None:
+        self._layouts = layouts
 
     def open(self) -> None:
-        super().__init__(self._layout)
+        super().__init__(*self._layouts)
 
 
 async def stored(

@@ -14,24 +14,26 @@ from protos.retrieval_pb2 import (
     RemoveRequest,
     SetAttributesRequest,
 )
-from services.common.config import GatewaySettings, JobsSettings
+from services.common.config import GatewaySettings, JobsSettings, RetrievalSettings, Settings
+from services.common.config.retrieval import ServedEmbedder
 from services.common.errors import PenstockError
 from services.common.redis import Redis
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.gateway.identity.principal import Principal, Refused
 from services.gateway.identity.standing import Grantee
 from services.gateway.identity.tenants import Priority
 from services.gateway.jobs.jobs import Jobs
-from services.gateway.stores.file_record import FileRecord
-from services.gateway.stores.files import Files
-from services.gateway.stores.indexing import Indexing
-from services.gateway.stores.reindexing import Reindexing
-from services.gateway.stores.store_files import AttachedFile
-from services.gateway.stores.store_record import StoreRecord
-from services.gateway.stores.store_records import StoreRecords
-from services.gateway.stores.vector_stores import Attach, VectorStores
+from services.gateway.stores.files.file_record import FileRecord
+from services.gateway.stores.files.files import Files
+from services.gateway.stores.indexing.indexing import Indexing
+from services.gateway.stores.indexing.reindexing import Reindexing
+from services.gateway.stores.indexing.served_embedders import ServedEmbedders
+from services.gateway.stores.vector_stores.store_files import AttachedFile
+from services.gateway.stores.vector_stores.store_record import StoreRecord
+from services.gateway.stores.vector_stores.store_records import StoreRecords
+from services.gateway.stores.vector_stores.vector_stores import Attach, VectorStores
 from tests.support.blob_folder import memory_blobs, pieces
-from tests.support.gateway_parts import SharedMeter, meter, principal
+from tests.support.gateway_parts import SharedMeter, Tokenizers, meter, principal
 from tests.support.waiting import until
 
 WHO, THEIRS = principal("acme"), principal("rival")
@@ -56,19 +58,28 @@ class ScriptedRetrieval:
         self.note = ""
         self.embedding_model = ""
         self.embedder = "e1"
+        self.further: dict[str, str] = {}  # fingerprints of further models, by name
         self.by: dict[tuple[str, str, str], str] = {}  # who embedded a document
         self.embedded: list[tuple[str, str]] = []  # by whom, whose file; each time
         self.failures: dict[str, Exception] = {}  # of a file
         self.last = IndexRequest()
+        self.vectors: list[Any] = []  # TextVectors that were told
+        self.rounds = 1  # in which it asks for those of a file
         self.begun = 0
         self.indexing = 0
         self.most_at_once = 0
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        return {**self.further, "": self.embedder}
 
     async def model(self, patience_s: float = 0.0) -> str:
         self.embedding_model = "tiny-embed"
         return self.embedding_model
 
-    async def index(self, request: IndexRequest, span: Any, tell: Any) -> IndexReply:
+    async def index(
+        self, request: IndexRequest, span: Any, tell: Any, embed: Any = None
+    ) -> IndexReply:
         self.begun += 1
         self.last = request
         self.indexing += 1
@@ -80,17 +91,22 @@ class ScriptedRetrieval:
             if request.source_id in self.failures:
                 raise self.failures[request.source_id]
             place = (request.caller.tenant, request.collection, request.source_id)
-            if request.reindexing and self.by.get(place) == self.embedder:
-                return IndexReply(embedder=self.embedder)
-            self.by[place] = self.embedder
-            self.embedded.append((self.embedder, request.source_id))
+            embedder = self.fingerprints[request.embedder]
+            if request.reindexing and self.by.get(place) == embedder:
+                return IndexReply(embedder=embedder)
+            self.by[place] = embedder
+            self.embedded.append((embedder, request.source_id))
             there = self.documents.get(place)
             if there is None or there.revision <= request.revision:
                 self.documents[place] = request
             for progress in self.progress:
                 await tell(progress)
             text = b"".join([piece async for piece in self.blobs.read(request.blob)])
-            return IndexReply(tokens=len(text.split()), note=self.note, embedder=self.embedder)
+            if embed is not None:
+                for _ in range(self.rounds):
+                    self.vectors.append(await embed([text.decode()], span))
+                return IndexReply(tokens=self.vectors[-1].tokens, embedder=embedder)
+            return IndexReply(tokens=len(text.split()), note=self.note, embedder=embedder)
         except asyncio.CancelledError:
             self.cancelled += 1
             await self.let_go.wait()
@@ -150,18 +166,24 @@ class StoresRig:
         self.namespace = namespace
         self.retrieval = retrieval or ScriptedRetrieval()
         self.files = Files(redis, namespace, GatewaySettings(), self.retrieval.blobs)
-        self.records = StoreRecords(redis, namespace, max_files=20)
+        self.records = StoreRecords(redis, namespace, max_files=20, max_attribute_bytes=2**20)
         self.metered = SharedMeter()
         self.jobs = Jobs(redis, namespace, name, JobsSettings(lease_s=60))
         self.who = {one.tenant: one for one in (WHO, THEIRS)}  # as they stand
+        self.tokenizers = Tokenizers()  # of served embedding models
+        telemetry = Telemetry("gateway", name)
+        served = {"axes": ServedEmbedder(dimension=3)}
+        settings = Settings(retrieval=RetrievalSettings(served_embedders=served))
+        self.embedders = ServedEmbedders(settings, cast(Any, self.tokenizers), telemetry)
         self.indexing = Indexing(
             self.files,
             self.records,
             cast(Any, self.retrieval),
             meter(self.metered),
-            Telemetry("gateway", name),
+            telemetry,
             self.jobs,
             cast(Any, Standings(self.who)),
+            self.embedders,
             max_chars=1000,
         )
         self.reindexing = Reindexing(

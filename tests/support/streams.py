@@ -18,6 +18,16 @@ async def complete(api: httpx.AsyncClient, body: dict[str, Any]) -> str:
     return text
 
 
+async def lasting(
+    api: httpx.AsyncClient, body: dict[str, Any], seconds: float, at_least: int, at_most: int
+) -> int:
+    """Tokens of which an answer takes so long: what happens amid it finds it under way on a fast
+    machine, too."""
+    began = time.monotonic()
+    await complete(api, {**body, "max_tokens": 500})
+    return min(max(at_least, round(500 / (time.monotonic() - began) * seconds)), at_most)
+
+
 class Stream:
     """One streamed completion, read in the background."""
 

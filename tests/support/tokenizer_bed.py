@@ -16,14 +16,15 @@ from protos.router_pb2 import GenerateRequest
 from protos.tokenizer_pb2 import Chat, PromptRequest, TextDelta
 from protos.worker_pb2 import TokenDelta
 from services.common.config import PolicySettings, Settings, TokenizerSettings
-from services.common.content import said
 from services.common.errors import PenstockError
 from services.common.link import End, LinkCall, LinkClient, LinkServer
 from services.common.redis import connect
 from services.common.service import Host, Service
-from services.common.telemetry import decision, remote_parent
+from services.common.telemetry.telemetry import decision, remote_parent
+from services.common.text.content import said
 from services.tokenizer.parts import Pipeline
 from services.tokenizer.server import TokenizerService
+from tests.support.prompts import prompt_of
 from tests.support.served import checkpoint_of, listing
 from tests.support.tokenizers import byte_level, write_tokenizer
 from tests.support.transport import TRANSPORT
@@ -74,7 +75,7 @@ def says(text: str, pause_before_finish: asyncio.Event | None = None) -> Script:
     """Streams the text's tokens one by one, then finishes with LENGTH."""
 
     async def script(call: LinkCall, request: GenerateRequest) -> None:
-        prompt = len(request.prompt_token_ids)
+        prompt = len(prompt_of(request))
         for count, id in enumerate(ids(text)):
             delta = TokenDelta(token_ids=[id])
             if count == 0:
@@ -114,8 +115,8 @@ class Story:
 
     async def __call__(self, call: LinkCall, request: GenerateRequest) -> None:
         begun = request.generated_prefix
-        prompt = len(request.prompt_token_ids) - begun
-        assert list(request.prompt_token_ids[prompt:]) == self.ids[:begun]
+        prompt = len(prompt_of(request)) - begun
+        assert prompt_of(request)[prompt:] == self.ids[:begun]
         most = min(begun + request.sampling.max_tokens, len(self.ids))
         for position in range(begun, most):
             await self._perhaps_die(call, position)

@@ -41,8 +41,13 @@ def test_a_service_imports_common_protos_and_itself(service: str) -> None:
 
 
 COMMON_TOO = tuple(
-    f"services.common.{name}" for name in ("block_hash", "lark", "sampled", "sentence_modules")
+    f"services.common.{name}"
+    for name in (
+        *("block_hash", "checkpoints.gguf", "checkpoints.sampled", "checkpoints.sentence_modules"),
+        *("locks.own_folders", "text.lark"),
+    )
 )
+ROOMS = {f"services.common.{room}" for room in ("checkpoints", "locks", "text")}
 
 
 @pytest.mark.parametrize("folder", ["services/worker/engine", "kernels"])
@@ -55,7 +60,7 @@ def test_the_engine_runs_without_any_service(folder: str) -> None:
                 or top in sys.stdlib_module_names
                 or name.startswith("services.worker.engine")
                 or name.startswith(COMMON_TOO)
-                or name in ("services", "services.worker", "services.common")
+                or name in {"services", "services.worker", "services.common"} | ROOMS
             )
             assert allowed, f"{path.relative_to(ROOT)} imports {name}"
 
@@ -70,8 +75,10 @@ def test_who_wants_no_structure_loads_no_grammars() -> None:
 
 
 def test_the_scheduler_touches_no_tensor() -> None:
-    for name in ("scheduler", "block_pool", "sequence", "messages"):
-        path = ROOT / f"services/worker/engine/{name}.py"
+    engine = ROOT / "services/worker/engine"
+    rooms = [*(engine / "scheduling").glob("*.py"), *(engine / "kv/tiers").glob("*.py")]
+    names = ("kv/block_pool", "kv/tables", "sequence", "messages", "plan")
+    for path in [*rooms, *(engine / f"{name}.py" for name in names)]:
         assert not {n for n in imported(path) if n.split(".")[0] == "torch"}
 
 

@@ -1,5 +1,6 @@
 """The guard of the tests themselves: what a test file may leave in its process."""
 
+import gc
 import os
 import subprocess
 import threading
@@ -9,6 +10,12 @@ import pytest
 
 from tests.support import leftovers
 from tests.support.leftovers import AT_MOST, Held, left
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_others_goes_meanwhile() -> None:
+    """What earlier tests let go in a circle would be closed amid a test, and counted against it."""
+    gc.collect()
 
 
 class Pair:

@@ -9,7 +9,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from protos.common_pb2 import ContentPart, Message, Passage, Tool, ToolCall
 from protos.tokenizer_pb2 import Chat, Pool, PromptRequest
-from services.tokenizer.subjects import subjects
+from services.tokenizer.prompts.subjects import subjects
 
 PROTOS = Path(__file__).parents[2] / "protos"
 FILES = [import_module(f"protos.{file.stem}_pb2") for file in sorted(PROTOS.glob("*.proto"))]
@@ -35,6 +35,7 @@ DOOR = """
 RETRIEVAL = """
     EmbedRequest.texts SearchRequest.query IndexRequest.title ReadRequest.title JudgedText.text
     CutRequest.title CutChunk.title LoadRequest.filename Section.headings Section.text
+    WantedVectors.texts
 """
 # Of answers, while they are written (tests/unit/tokenizer/test_answer_policy.py).
 ANSWER = """
@@ -49,7 +50,10 @@ TOLD_BACK = """
 """
 # Words of the client's own request, told to it alone in the same answer; and words of a fixed set.
 # What a model made of them was looked at as its answer.
-OWN_WORDS = "Searched.query Searched.rewritten PublicSearchStoreReply.search_query"
+OWN_WORDS = """
+    Searched.query Searched.rewritten Searched.not_reranked PublicSearchStoreReply.search_query
+    PublicSearchStoreReply.not_reranked
+"""
 # They say what an answer must or must not be, and are in no prompt; what it becomes is looked at.
 FORM = """
     Constraint.json_schema Constraint.regex Constraint.grammar Constraint.Options.texts
@@ -69,12 +73,15 @@ NAMES = """
     PublicSearchStoreRequest.vector_store_id PublicRecord.model
     ChatRequest.FileSearch.ranker PublicSearchStoreRequest.ranker
     ChunkingStrategy.type ExpiresAfter.anchor SetAttributesRequest.collection
-    SetAttributesRequest.source_id
+    SetAttributesRequest.source_id Searched.reranked PublicSearchStoreReply.reranked
+    SearchRequest.embedder IndexRequest.embedder CreateVectorStoreRequest.embedding_model
+    UpdateVectorStoreRequest.embedding_model ModelInfo.parent
 """
 # Of runs that outlive their connections (decision 0046): what the client sent, kept as it is and
 # looked at anew by whoever goes on; what was told of an answer, behind the policy.
 KEPT = """
     StoredRun.told StoredPrompt.question StoredPrompt.tags RunEvent.Begun.warnings
+    RunEvent.Finished.warnings
 """
 # Ours: ids, digests, addresses, numbers, frames of other messages, and words about a request that
 # never quote it (Status.message and what becomes of it).
@@ -103,6 +110,7 @@ OURS = """
     PublicRecord.Span.id PublicRecord.Span.parent PublicRecord.Span.attributes
     PublicRecord.Failure.stage PublicRecord.Failure.code PublicRecord.Failure.message
     StoredRun.digest StoredRun.endpoint StoredRun.model StoredRun.request_id StoredRun.route
+    Adapters.digests GenerateRequest.prompt_token_ids WorkRequest.prompt_token_ids PackedIds.ids
 """
 # Of what a tenant keeps here: ids, states, and what it named itself and gets back. A file's text
 # and name are looked at on their way into passages; a batch's lines as requests.
@@ -148,6 +156,19 @@ STORED = """
     VectorStoreFile.Extras.note CancelReindexingRequest.vector_store_id
     ReindexVectorStoreRequest.vector_store_id VectorStore.embedding_model
     VectorStore.Reindexing.reason VectorStore.Reindexing.status
+    AddConversationItemsRequest.conversation_id AddUploadPartRequest.data
+    AddUploadPartRequest.upload_id CancelUploadRequest.upload_id CompleteUploadRequest.md5
+    CompleteUploadRequest.part_ids CompleteUploadRequest.upload_id Conversation.id
+    Conversation.metadata ConversationItems.first_id ConversationItems.last_id
+    CreateConversationRequest.metadata CreateUploadRequest.filename
+    CreateUploadRequest.mime_type CreateUploadRequest.purpose
+    DeleteConversationItemRequest.conversation_id DeleteConversationItemRequest.item_id
+    DeleteConversationRequest.conversation_id GetConversationItemRequest.conversation_id
+    GetConversationItemRequest.item_id GetConversationRequest.conversation_id
+    ListConversationItemsRequest.after ListConversationItemsRequest.conversation_id
+    ListConversationItemsRequest.order UpdateConversationRequest.conversation_id
+    UpdateConversationRequest.metadata Upload.filename Upload.id Upload.purpose Upload.status
+    UploadPart.id UploadPart.upload_id
 """
 KNOWN = (PROMPT, DOOR, RETRIEVAL, ANSWER, TOLD_BACK, OWN_WORDS, FORM, NAMES, KEPT, OURS, STORED)
 

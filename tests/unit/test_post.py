@@ -101,8 +101,8 @@ def test_a_setting_that_nobody_set_need_not_be_known_to_the_replica(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"settings": {"new": 1}}, "setting PENSTOCK_NEW: Extra inputs"),
-        ({"settings": {"gateway": {"new": 1}}}, "setting PENSTOCK_GATEWAY__NEW: Extra inputs"),
+        ({"settings": {"new": 1}}, "setting PENSTOCK_NEW: unknown setting"),
+        ({"settings": {"gateway": {"new": 1}}}, "setting PENSTOCK_GATEWAY__NEW: unknown setting"),
         ({"settings": {"gateway": {"port": -1}}}, "setting PENSTOCK_GATEWAY__PORT"),
         (
             {"settings": {"models": [{"name": "m", "path": "p", "new": 1}]}},

@@ -1,4 +1,7 @@
-"""A Llama checkpoint as a GGUF file: to_gguf CHECKPOINT FILE bf16|f16, by llama.cpp's Python.
+"""A Llama checkpoint as a GGUF file, by llama.cpp's Python:
+
+    to_gguf CHECKPOINT FILE bf16|f16|q8_0|q4_0
+
 
 llama.cpp's own converter refuses a tokenizer that it does not know by its hash, as ours.
 """
@@ -24,6 +27,8 @@ NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 KINDS = {
     "bf16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
     "f16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    "q4_0": (gguf.GGMLQuantizationType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
 
 
@@ -68,12 +73,12 @@ def main(folder: Path, path: Path, kind: str) -> None:
         bits = checkpoint.bits(source)
         if heads:
             bits = halves_interleaved(bits, heads)
-        if kind == "f16":
-            halves = (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float16)
-            out.add_tensor(name, halves)
-        else:
+        if kind == "bf16":
             rows = np.ascontiguousarray(bits).view(np.uint8)
-            out.add_tensor(name, rows, raw_dtype=tensor_type)
+        else:
+            wide = (bits.astype(np.uint32) << 16).view(np.float32)
+            rows = gguf.quants.quantize(wide, tensor_type)
+        out.add_tensor(name, rows, raw_dtype=tensor_type)
 
     add_matrix("token_embd.weight", "model.embed_tokens.weight")
     for layer in range(config["num_hidden_layers"]):

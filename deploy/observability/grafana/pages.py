@@ -280,6 +280,7 @@ REQUEST_PATH = Page(
                 Panel("Time saved by the cache", "s", "A second.", [(_total("penstock_retrieval_cache_saved_seconds_total"), "saved")]),
                 Panel("The cache's size", "bytes", "", [("sum by (instance) (penstock_retrieval_cache_bytes)", "{{instance}}"), ("sum by (instance) (penstock_retrieval_cache_entries)", "searches {{instance}}")]),
                 Panel("Questions rewritten", "reqps", "By the rule, or a model.", [(_rate("penstock_gateway_rewritten_total", "by"), "{{by}}")]),
+                Panel("Passages ranked anew", "reqps", "By a model, where one is named for it.", [(_rate("penstock_gateway_reranked_total", "outcome"), "{{outcome}}")]),
                 Panel("Files indexed anew", "ops", "After another embedding model.", [(_rate("penstock_gateway_reindexed_files_total", "outcome"), "{{outcome}}")]),
                 Panel("Citations", "reqps", "Of answers with passages: marks of passages that there are, and of none.", [(_rate("penstock_gateway_citations_total", "of"), "{{of}}")]),
                 Panel("Quotations", "reqps", "Of such answers, looked up in their passages.", [(_rate("penstock_gateway_quotations_total", "outcome"), "{{outcome}}")]),
@@ -328,6 +329,14 @@ WORKERS = Page(
                 ]),
                 Panel("Preemptions", "short", "Sequences a second whose blocks were taken.", [(_rate("penstock_worker_preemptions_total", "instance", _OF_MODEL), "{{instance}}")]),
                 Panel("Blocks made for decode workers", "short", "", [(_rate("penstock_worker_kv_blocks_exported_total", "instance", _OF_MODEL), "{{instance}}")]),
+            ],
+        ),
+        (
+            "KV on disk",
+            [
+                Panel("Blocks", "short", "A second. Missed: were to be there; passed: computing was expected to be sooner; dropped: the disk was too slow.", [(_rate("penstock_worker_kv_tier_blocks_total", "event", _OF_MODEL), "{{event}}")]),
+                Panel("Bytes", "binBps", "", [(_rate("penstock_worker_kv_tier_bytes_total", "instance, event", _OF_MODEL), "{{event}} {{instance}}")]),
+                Panel("Held", "bytes", "Of all workers of a host: each tells the same.", [(f"penstock_worker_kv_tier_held_bytes{_OF_MODEL}", "{{instance}}")]),
             ],
         ),
         (

@@ -3,7 +3,7 @@
 // so the softmax is the plain one: of a row, the same whatever else is in the tile.
 #pragma once
 #include "board.h"
-#include "rows.h"
+#include "cache.h"
 
 enum { TILE_ROWS = 12 };
 
@@ -52,6 +52,10 @@ struct Scores {
     Lanes sums[ROWS][PANELS];
     clear(sums);
     accumulate<P, 0>(sums, x + row * x_stride, x_stride, panels, k, 0);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; p++) sums[r][p] = P::finish(sums[r][p], panels[p], k);
     store_panels(sums, y + row * y_stride, y_stride, width);
   }
 };
@@ -97,9 +101,16 @@ static inline void over_rows(F& f, int rows) {
   }
 }
 
-// Scores of the tokens [start, length) to weights e^(scale * (score - best)), zero elsewhere; returns 1 / sum.
-template <class Row>
-static float soften(float* scores, Row* weights, int start, int length, int padded, float scale) {
+// Of a softmax, whose best weight is 1; less is nothing beside it. Else what weights come to with values and scales would
+// be subnormal, which takes a processor a hundred cycles each.
+static const float LEAST_WEIGHT = 0x1p-64f;
+
+// Scores of the tokens [start, length) to weights e^(scale * (score - best)), zero elsewhere; returns 1 / sum. What meets
+// the values is a weight times its token's scale, where the cache has such.
+template <class P>
+static float soften(
+    float* scores, typename P::Row* weights, const typename P::Weight* const* values, int dim, int start, int length,
+    int padded, float scale) {
   const Lanes lowest = all(-__builtin_inff());
   int from = start / PANEL * PANEL, whole = length / PANEL * PANEL, left = length - whole;
   if (start > from) store(scores + from, first(start - from, lowest, load(scores + from)));
@@ -108,12 +119,14 @@ static float soften(float* scores, Row* weights, int start, int length, int padd
   Lanes factor = all(scale), shift = all(-largest(best) * scale), total = zero();
   for (int i = 0; i < from; i += PANEL) put_row(weights, i, zero());
   for (int i = from; i < padded; i += PANEL) {
-    Lanes weight = zero();
-    if (i < length) weight = exponential(fma(load(scores + i), factor, shift));
-    if (i == whole) weight = first(left, weight, zero());
-    if (i < start) weight = first(start - i, zero(), weight);
-    total = add(total, weight);
-    put_row(weights, i, weight);
+    auto inside = [=](Lanes weight) {  // a scale beyond may be NaN, which is chosen away, not multiplied
+      if (i >= length) return zero();
+      if (i == whole) weight = first(left, weight, zero());
+      return i < start ? first(start - i, zero(), weight) : weight;
+    };
+    Lanes weight = no_less(LEAST_WEIGHT, exponential(fma(load(scores + i), factor, shift)));
+    total = add(total, inside(weight));
+    put_row(weights, i, inside(P::finish(weight, values[i / PANEL], dim)));
   }
   return 1 / sum(total);
 }
@@ -128,13 +141,13 @@ static void attend(
     char* scratch, Claim* claim) {
   typedef typename P::Row Row;
   typedef typename P::Weight Weight;
-  Cache<Weight> cache(p);
+  Cache<P> cache(p);
   int dim = cache.dim, heads = p->shape.heads, rows = tile->count * group;
   int window = op->scores.window, seen = window ? s->positions[tile->token] + 1 - window : 0;
   int before = seen > 0 ? seen / PANEL * PANEL : 0;
   int length = s->positions[tile->token + tile->count - 1] + 1 - before;  // of the tile's last token
   int pieces = (length + PANEL - 1) / PANEL, padded = pieces * PANEL;
-  const int* table = s->block_tables + (long)tile->sequence * s->table_width;
+  const int* table = table_of(s, op, tile->sequence);
   const Buffer* qkv = &p->buffers[op->source];
   const Buffer* out = &p->buffers[op->target];
 
@@ -160,7 +173,7 @@ static void attend(
     plain_row(qkv->data + token * qkv->width + (long)h * dim, queries + (long)r * dim, dim);
   }
 
-  Scores<P, PANELS> product;
+  Scores<typename Sides<P>::Keys, PANELS> product;
   product.x = queries, product.x_stride = dim, product.k = dim, product.y_stride = row_stride;
   for (int i = 0; i < pieces; i += PANELS) {
     for (int j = i; first && j < i + PANELS && j < pieces; j++) {
@@ -182,26 +195,27 @@ static void attend(
       for (int i = 0; i < padded; i += PANEL) store(row + i, capped(mul(load(row + i), all(scale / cap)), cap));
       scale = 1;
     }
-    factors[r] = soften(row, weights + r * row_stride, start, row_length, padded, scale);
+    factors[r] = soften<P>(row, weights + r * row_stride, values, dim, start, row_length, padded, scale);
   }
 
   int valid = s->lengths[tile->sequence] - before - (pieces - 1) * PANEL;
-  if (valid < PANEL) {  // what lies beyond may be NaN, which a weight of zero would not silence
+  if (!cache.SCALED && valid < PANEL) {  // what lies beyond may be NaN, which a weight of zero would not silence
     cache.copy_values(values[pieces - 1], valid, last);
     values[pieces - 1] = last;
   }
-  WeightedSum<P, PANELS> sum;
+  WeightedSum<typename Sides<P>::Values, PANELS> sum;
   sum.x = weights, sum.x_stride = row_stride, sum.pieces = values, sum.num_pieces = pieces, sum.factors = factors;
   sum.y_stride = dim;
   for (int d = 0; d < dim; d += PANELS * PANEL) {
     sum.width = dim - d;
-    for (int j = 0; j < PANELS; j++) sum.offsets[j] = (long)(d + j * PANEL < dim ? d + j * PANEL : d) * PANEL;
+    for (int j = 0; j < PANELS; j++) sum.offsets[j] = P::offset(d + j * PANEL < dim ? d + j * PANEL : d);
     sum.y = result + d;
     over_rows<PANELS>(sum, rows);
   }
   if (!(*claim)()) return;
   for (int r = 0; r < rows; r++) {
     int token = tile->token + r / group, h = head * (heads / cache.kv_heads) + group_first + r % group;
+    if (Sides<P>::MIXED) mix_head(result + (long)r * dim, dim);
     plain_row(result + (long)r * dim, out->data + token * out->width + (long)h * dim, dim);
   }
 }

@@ -44,6 +44,7 @@ static Launch* next(const Driver* driver) {
 
 static void* drive(void* argument) {
   Driver* driver = (Driver*)argument;
+  flush_subnormals();
   while (Launch* launch = next(driver)) {
     launch->started_ns = now_ns();
     fill(launch);

@@ -10,7 +10,8 @@ struct Matrix {
   int weights;
 };
 
-enum Weights { AS_ROWS = 0, INT8 = 1, INT4 = 2 };  // of a matrix: in the program's format, or in their own
+// Of a matrix: in the program's format, or in their own (tile.h).
+enum Weights { AS_ROWS = 0, INT8 = 1, INT4 = 2, INT8_GROUPS = 3, INT4_ZEROS = 4, FP8 = 5, FP8_BLOCKS = 6, W8A8 = 7 };
 
 enum Epilogue { PUT = 0, ADD = 1 };
 
@@ -72,7 +73,7 @@ struct Columns {
 
 // Panels [panel, + PANELS) of a tile of the rows, while [next, + PANELS) come from memory, if that is not -1.
 template <class P, int PANELS>
-static void linear_tile(
+__attribute__((noinline)) static void linear_tile(
     const typename P::Row* x, long x_stride, const Matrix* w, float* y, long y_stride, int rows, int tile, int panel,
     int next, Epilogue epilogue, Claim* claim) {
   typedef typename P::Weight Weight;

@@ -1,9 +1,11 @@
-// What works row by row: embedding, a linear's operand, rotary with the cache's write.
+// What works row by row: embedding, a linear's operand, rotary.
 #pragma once
 #include "program.h"
 
 static inline void put_row(float* to, int at, Lanes x) { store(to + at, x); }
 static inline void put_row(bf16* to, int at, Lanes x) { store_bf16(to + at, x); }
+static inline void put_row(int8_t* to, int at, Lanes x) { store_bytes(to + at, x); }
+static inline void put_row(E4m3* to, int at, Lanes x) { store_e4m3(to + at, x); }
 static inline void put_one(float* to, float x) { *to = x; }
 static inline void put_one(bf16* to, float x) { *to = to_bf16(x); }
 
@@ -21,6 +23,75 @@ static void plain_row(const float* x, Row* to, int width) {
   int i = 0;
   for (; i + PANEL <= width; i += PANEL) put_row(to, i, load(x + i));
   for (; i < width; i++) put_one(to + i, x[i]);
+}
+
+static inline int exponent_of(float x) {  // e of 2^e <= x < 2^(e + 1), for normal x > 0
+  int bits;
+  __builtin_memcpy(&bits, &x, 4);
+  return (bits >> 23) - 127;
+}
+static inline float power_of_two(int exponent) {
+  int bits = (exponent + 127) << 23;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+// What meets int8 and int4: x, of `width` with room up to whole lanes, as int16 with a scale for each group of P. The scale
+// is a power of two: what has few bits stays as it is, and products by it are exact. A group with NaN or infinity is
+// all NaN.
+template <class P>
+static void short_row(float* x, int16_t* to, int width) {
+  for (int i = width; i % PANEL; i++) x[i] = 0;
+  Part* part = P::parts(to, width);
+  for (int first = 0; first < width; first += P::GROUP, part++) {
+    int end = first + P::GROUP < width ? first + P::GROUP : width;
+    Lanes most = zero(), nothing = zero(), total = zero();
+    for (int i = first; i < end; i += PANEL) {
+      Lanes value = load(x + i);
+      most = max(value, max(sub(zero(), value), most));
+      nothing = fma(value, zero(), nothing);  // NaN of what is not finite
+    }
+    // The furthest is 2^14 to 2^15 of its scale. Below 2^-64 it is less: what comes of such a scale and a group's of int4
+    // is no subnormal number, which would take a hundred cycles, of each group of zeros.
+    int exponent = exponent_of(largest(most));
+    if (exponent < -64) exponent = -64;
+    float inverse = power_of_two(14 - exponent);
+    for (int i = first; i < end; i += PANEL) {
+      Lanes value = max(min(nearest(mul(load(x + i), all(inverse))), all(32767)), all(-32768));
+      total = add(total, value);
+      store_shorts(to + i, value);
+    }
+    part->scale = sum(nothing) == 0 ? power_of_two(exponent - 14) : __builtin_nanf("");
+    part->begun = P::begun((int)sum(total));
+  }
+}
+
+static inline void store_numbers(int16_t* p, Lanes x) { store_shorts(p, x); }
+static inline void store_numbers(int8_t* p, Lanes x) { store_bytes(p, x); }
+
+// What meets w8a8: x, likewise, as numbers of -127 to 127 with one scale. A row with NaN or infinity is all NaN.
+template <class P>
+static void byte_row(float* x, typename P::Row* to, int width) {
+  for (int i = width; i % PANEL; i++) x[i] = 0;
+  Lanes most = zero(), nothing = zero();
+  for (int i = 0; i < width; i += PANEL) {
+    most = max(absolute(load(x + i)), most);
+    nothing = fma(load(x + i), zero(), nothing);
+  }
+  float furthest = largest(most) < 0x1p-64f ? 0x1p-64f : largest(most);  // as above
+  float scale = sum(nothing) == 0 ? furthest / 127 : __builtin_nanf("");
+  Part* part = P::parts(to, width);
+  for (int first = 0; first < width; first += P::GROUP, part++) {
+    int end = width - first < P::GROUP ? width : first + P::GROUP;
+    Lanes total = zero();
+    for (int i = first; i < end; i += PANEL) {
+      Lanes value = max(min(nearest(mul(load(x + i), all(127 / furthest))), all(127)), all(-127));
+      total = add(total, value);
+      store_numbers(to + i, value);
+    }
+    *part = {scale, P::begun((int)sum(total))};
+  }
 }
 
 // What a norm multiplies its row with, besides the weights.
@@ -111,69 +182,5 @@ static void turn(float* x, const float* cos, const float* sin, int dims) {
     float a = x[i], b = y[i];
     x[i] = a * cos[i] - b * sin[i];
     y[i] = b * cos[i] + a * sin[i];
-  }
-}
-
-// The cache as attention's products want it, by blocks, layers, keys or values, heads, and then in
-// pieces of sixteen tokens. Keys: panels whose columns are tokens and whose k runs over the dims.
-// Values: a panel for each sixteen dims, whose k runs over the tokens.
-template <class T>
-struct Cache {
-  enum { STEP = sizeof(T) == 2 ? 2 : 1 };
-  T* arena;
-  int kv_heads, dim, layers, block_tokens;
-
-  Cache(const Program* p)
-      : arena((T*)p->arena), kv_heads(p->shape.kv_heads), dim(p->shape.dim), layers(p->shape.layers),
-        block_tokens(p->shape.block_tokens) {}
-
-  // A piece: [16 tokens, dim] in its own order. `side`: 0 keys, 1 values.
-  T* piece(int block, int layer, int side, int head, int token) const {
-    long heads_of_block = ((long)block * layers + layer) * 2 + side;
-    return arena + ((heads_of_block * kv_heads + head) * block_tokens + token / PANEL * PANEL) * dim;
-  }
-  long key_at(int token, int d) const { return ((long)(d / STEP) * PANEL + token % PANEL) * STEP + d % STEP; }
-  long value_at(int token, int d) const {
-    token %= PANEL;
-    return (((long)(d / PANEL) * (PANEL / STEP) + token / STEP) * PANEL + d % PANEL) * STEP + token % STEP;
-  }
-
-  // A piece of values, zeros beyond the first `valid` tokens.
-  void copy_values(const T* piece, int valid, T* to) const {
-    const int size = PANEL * STEP;  // sixteen dims of STEP tokens
-    for (int i = 0; i < dim; i += STEP, piece += size, to += size)
-      for (int j = 0; j < size; j++) to[j] = i % PANEL + j % STEP < valid ? piece[j] : (T)0;
-  }
-
-  void fetch(const T* piece) const {
-    for (int i = 0; i < dim * PANEL; i += LINE / sizeof(T)) prefetch_far(piece + i);
-  }
-};
-
-// One token's queries, keys and values, [heads + 2 kv_heads, dim]: norms and turns the first two and
-// stores the last two.
-template <class T>
-static void rotate_and_store(const Program* p, const Op* op, float* qkv, int position, int block) {
-  Cache<T> cache(p);
-  const Turn* by = &op->turn;
-  int dim = cache.dim, heads = p->shape.heads, layer = op->layer;
-  norm_parts(qkv, heads * dim, by->q_norm, op->epsilon, by->q_width);
-  norm_parts(qkv + (long)heads * dim, cache.kv_heads * dim, by->k_norm, op->epsilon, by->k_width);
-  const float* cos = by->cos + (long)position * (by->dims / 2);
-  const float* sin = by->sin + (long)position * (by->dims / 2);
-  for (int head = 0; head < heads + cache.kv_heads; head++) turn(qkv + (long)head * dim, cos, sin, by->dims);
-  int token = position % cache.block_tokens;
-  for (int head = 0; head < cache.kv_heads; head++) {
-    const float* k = qkv + (long)(heads + head) * dim;
-    const float* v = k + (long)cache.kv_heads * dim;
-    T* keys = cache.piece(block, layer, 0, head, token);
-    T* values = cache.piece(block, layer, 1, head, token);
-    for (int d = 0; d < dim; d += PANEL) {
-      T row[2][PANEL];
-      put_row(row[0], 0, load(k + d));
-      put_row(row[1], 0, load(v + d));
-      for (int i = 0; i < PANEL; i++) keys[cache.key_at(token, d + i)] = row[0][i];
-      for (int i = 0; i < PANEL; i++) values[cache.value_at(token, d + i)] = row[1][i];
-    }
   }
 }

@@ -1,5 +1,5 @@
-// The next token of a row of logits. services/worker/engine/sampler.py says what is computed, and
-// from where: Philox noise by seed, position and token, Gumbel-max, top-k and top-p with ties kept.
+// The next token of a row of logits. services/worker/engine/runners/sampler.py says what is computed,
+// and from where: Philox noise by seed, position and token, Gumbel-max, top-k and top-p with ties kept.
 // Here candidates come first: noise is drawn for those that may win, and a row costs what it asks for.
 #pragma once
 #include "allowed.h"

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "board.h"
+#include "simd.h"
 
 enum { CLOSED = 1 << 30 };
 
@@ -47,6 +48,7 @@ static void* live(void* argument) {
   Member member = *(Member*)argument;
   free(argument);
   Team* team = member.team;
+  flush_subnormals();
   for (int seen = 0;;) {
     wait_beyond(&team->start, seen);
     seen = now(&team->start);

@@ -13,12 +13,15 @@ from services.cli.commands.up import local_stack, report, supervised
 from services.cli.commands.waterfall import print_record
 from services.cli.console import console
 from services.cli.plain import plain
+from services.retrieval.documents.kinds import SUFFIXES
+
+_QUESTIONS = "questions.jsonl"
 
 
 def main(arguments: argparse.Namespace) -> int:
-    documents = sorted(p for p in arguments.documents.glob("*") if p.suffix in (".md", ".txt"))
+    documents = sorted(p for p in arguments.documents.glob("*") if _is_document(p))
     if not documents:
-        raise ValueError(f"--documents: no .md or .txt file in {arguments.documents}")
+        raise ValueError(f"--documents: no document in {arguments.documents}")
     question = arguments.question or _first_question(arguments.documents)
     supervised()
     began = time.monotonic()
@@ -30,8 +33,12 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _is_document(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
+
+
 def _first_question(folder: Path) -> str:
-    path = folder / "questions.jsonl"
+    path = folder.parent / _QUESTIONS
     if not path.exists():
         raise ValueError(f"--question is needed: there is no {path}")
     with path.open(encoding="utf-8") as lines:

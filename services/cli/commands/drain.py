@@ -15,12 +15,13 @@ import sys
 import grpc
 
 from protos import host_pb2, host_pb2_grpc
+from services.cli.interruptible import run
 from services.cli.registry import looked, settings_here
-from services.common.certificates import CertificateError
 from services.common.config import Settings
 from services.common.discovery import Replica, machine_id
 from services.common.grpc_options import KEEPALIVE
-from services.common.secrets import redacted
+from services.common.locks.certificates import CertificateError
+from services.common.locks.secrets import redacted
 from services.common.transport import Transport
 
 _TIMEOUT_S = 10.0  # for an answer
@@ -30,7 +31,7 @@ _WAVES = (("gateway",), ("tokenizer", "retrieval"), ("router",), ("worker",))
 
 
 def main(arguments: argparse.Namespace) -> int:
-    return asyncio.run(_main(arguments))
+    return run(_main(arguments))
 
 
 async def _main(arguments: argparse.Namespace) -> int:

@@ -28,7 +28,7 @@ _AGAIN_S = 5.0  # after a server that was away
 def main(arguments: argparse.Namespace) -> int:
     folder = arguments.folder.resolve()
     with client.connect(arguments) as api:
-        store, made = RemoteStore.called(api, arguments.store, str(folder))
+        store, made = RemoteStore.called(api, arguments.store, str(folder), arguments.embedder)
         _tell(f"· {'made' if made else 'into'} vector store {arguments.store} ({store.id})")
         found = look(folder)
         with _progress(len(found.files)) as report:

@@ -10,6 +10,19 @@ from services.cli.planning.costs import Costs
 from services.cli.planning.devices import GIB, device
 from services.cli.planning.fleet import WIDTHS, Load, Replica, narrowest, replicas_for
 from services.cli.planning.shapes import shape_of
+from services.worker.engine.models.config import ModelConfig
+from services.worker.engine.sizes import choose_dtype
+
+_ASSUMED = {
+    "bfloat16": "bfloat16 is assumed, the checkpoint's: GPUs and CPUs with AVX512-BF16 compute in "
+    "it; other CPUs compute in float32, twice as many bytes (--kv-format float32)",
+    "float32": "float32 is assumed, in which engines compute where a checkpoint is not bfloat16",
+}
+
+_FEW_BITS = (
+    "the checkpoint's weights have fewer bits ({}), which config.json does not tell for each "
+    "matrix: --precision int8, fp8 or int4 plans with them"
+)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -19,7 +32,7 @@ def main(arguments: argparse.Namespace) -> int:
         return 0
     table = folding_table("of", "planned", title=f"{arguments.model}")
     for name, value in found.items():
-        table.add_row(*_in_words(name, value))
+        table.add_row(*_in_words(name, value, arguments))
     console().print(table)
     return 0
 
@@ -29,9 +42,9 @@ def kv(arguments: argparse.Namespace) -> dict[str, Any]:
     model = shape_of(arguments.model)
     if arguments.tokens > model.context:
         raise ValueError(_beyond(f"--tokens {arguments.tokens}", model.context))
-    costs = Costs(model, kv_format=arguments.kv_format)
+    costs = Costs(model, kv_format=_kv_format(arguments, model))
     found = {
-        "kv_format": arguments.kv_format,
+        "kv_format": costs.kv_format,
         "kv_bytes_per_token": costs.kv_bytes(1),
         "tokens": arguments.tokens,
         "kv_bytes_per_sequence": costs.kv_bytes(arguments.tokens),
@@ -43,6 +56,8 @@ def kv(arguments: argparse.Namespace) -> dict[str, Any]:
         found["memory_bytes"] = int(room)
         found["tokens_in_memory"] = int(room // costs.kv_bytes(1))
         found["sequences_in_memory"] = int(room // costs.kv_bytes(arguments.tokens))
+    if arguments.kv_format is None:
+        found["note"] = _ASSUMED[costs.kv_format]
     return found
 
 
@@ -53,10 +68,10 @@ def gpus(arguments: argparse.Namespace) -> dict[str, Any]:
     if load.tokens > model.context:
         words = f"--prompt {load.prompt} and --output {load.output}"
         raise ValueError(_beyond(words, model.context))
-    costs = Costs(model, arguments.precision, arguments.kv_format)
+    few_bits = model.scheme.method and arguments.precision is None
+    arguments.precision = arguments.precision or "bfloat16"
+    costs = Costs(model, arguments.precision, _kv_format(arguments, model))
     of_type = device(arguments.gpu)
-    if arguments.precision == "fp8" and not of_type.fp8_flop_per_s:
-        raise ValueError(f"--precision fp8: --gpu {arguments.gpu} has no such numbers")
     replica = narrowest(costs, of_type, load)
     if replica is None or replica.width > arguments.gpus:
         least = f"{replica.width} are" if replica else f"not even {WIDTHS[-1]} would be"
@@ -65,17 +80,22 @@ def gpus(arguments: argparse.Namespace) -> dict[str, Any]:
             f"{costs.weight_bytes / GIB:.1f} GiB of weights in {arguments.precision} and one "
             f"request's {costs.kv_bytes(load.tokens) / GIB:.2f} GiB of keys and values"
         )
-    return _fleet(arguments, replica, load)
+    notes = [_FEW_BITS.format(model.scheme.method)] if few_bits else []
+    return _fleet(arguments, replica, load, notes)
 
 
-def _fleet(arguments: argparse.Namespace, replica: Replica, load: Load) -> dict[str, Any]:
+def _fleet(
+    arguments: argparse.Namespace, replica: Replica, load: Load, notes: list[str]
+) -> dict[str, Any]:
     costs, room = replica.costs, replica.sequences(load.tokens)
     sequences = min(room, arguments.max_running)
     speed = replica.speed(load, sequences, arguments.efficiency)
     replicas = arguments.gpus // replica.width
     found = {
         "parameters": costs.parameters,
+        "active_parameters": costs.active_parameters,
         "precision": arguments.precision,
+        "kv_format": costs.kv_format,
         "weight_bytes": int(costs.weight_bytes),
         "gpus_per_replica": replica.width,
         "replicas": replicas,
@@ -91,32 +111,39 @@ def _fleet(arguments: argparse.Namespace, replica: Replica, load: Load) -> dict[
     if arguments.requests_per_s is not None:
         wanted = replicas_for(arguments.requests_per_s, speed)
         found["gpus_for_requests_per_s"] = wanted * replica.width
-    notes = []
     if replica.width > 1:
         notes.append(
-            f"a replica of {replica.width} GPUs needs tensor parallelism, which this version does "
-            "not have; what its GPUs tell one another is not counted"
+            f"a replica of {replica.width} GPUs needs tensor parallelism, which this version never "
+            "ran on GPUs; what they tell one another is not counted"
         )
     if arguments.precision not in ("float32", "bfloat16"):
-        notes.append(f"this version has no weights in {arguments.precision} on GPUs")
+        notes.append(f"weights in {arguments.precision} never ran on a GPU")
     if notes:
         found["note"] = "; ".join(notes)
     return found
+
+
+def _kv_format(arguments: argparse.Namespace, model: ModelConfig) -> str:
+    """As it was asked for, or in what an engine computes where it can compute in all."""
+    return arguments.kv_format or choose_dtype("auto", model, "cpu", has_dot=True)
 
 
 def _beyond(words: str, context: int) -> str:
     return f"{words}: the model's context has {context} tokens"
 
 
-def _in_words(name: str, value: Any) -> tuple[str, str]:
+def _in_words(name: str, value: Any, arguments: argparse.Namespace) -> tuple[str, str]:
+    if name == "gpus_for_requests_per_s":
+        return f"gpus for {arguments.requests_per_s:g} requests/s", f"{value:,}"
     words = name.replace("_", " ")
     if "_bytes" in name:
         small = value < GIB / 100
         return words.replace("bytes ", "").removesuffix(" bytes"), (
             f"{value:,} bytes" if small else f"{value / GIB:,.2f} GiB"
         )
-    if name.endswith("_per_s") and isinstance(value, float):
-        return words, f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+    if name.endswith("_per_s"):
+        told = f"{value:.2g}" if value < 1 else f"{value:,.{int(value < 1000)}f}"
+        return words.replace(" per s", "/s"), told
     if name.endswith("_s"):
         return words.removesuffix(" s"), f"{value * 1000:,.1f} ms"
     return words, f"{value:,}" if isinstance(value, int) else str(value)

@@ -6,12 +6,12 @@ or :: is to connect to this host.
 """
 
 import argparse
-import asyncio
 import sys
 
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.cli.interruptible import run
 from services.common.config import Settings
 from services.common.transport import dial_door, host_port
 
@@ -23,7 +23,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.service == "gateway":
         told = _door(settings)
     else:
-        told = asyncio.run(_health(settings, arguments.service))
+        told = run(_health(settings, arguments.service))
     print(f"{arguments.service}: {told}", file=sys.stdout if told == "ready" else sys.stderr)
     return 0 if told == "ready" else 1
 

@@ -11,9 +11,10 @@ from rich.table import Table
 
 from protos import router_pb2, router_pb2_grpc
 from services.cli.console import console, folding_table
+from services.cli.interruptible import run
 from services.cli.registry import looked, settings_here
 from services.common.discovery import Replica
-from services.common.secrets import redacted
+from services.common.locks.secrets import redacted
 from services.common.transport import Transport
 
 _ASK_POLICY = ("gateway", "tokenizer", "retrieval")
@@ -21,7 +22,7 @@ _TIMEOUT_S = 5.0  # whoever has not answered by then is told so
 
 
 def main(arguments: argparse.Namespace) -> int:
-    return asyncio.run(_main())
+    return run(_main())
 
 
 async def _main() -> int:

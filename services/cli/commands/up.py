@@ -47,14 +47,16 @@ def asked_for(
     models = settings.models
     if arguments.model or not models:
         models = local_models(arguments.model)
+    models = with_adapters(models, arguments.lora)
     sizes = [
         settings.worker.replicas if given is None else given
         for given in (arguments.prefill, arguments.decode)
     ]
     changes["models"] = [model.sized(*sizes) for model in models]
-    if arguments.quantization is not None:
-        changed = {"quantization": arguments.quantization}
-        changes["worker"] = settings.worker.model_copy(update=changed)
+    of_workers = ("quantization", "kv_format", "tensor_parallel")
+    formats = {name: getattr(arguments, name) for name in of_workers}
+    if given := {name: value for name, value in formats.items() if value is not None}:
+        changes["worker"] = settings.worker.model_copy(update=given)
     if port is not None:
         changes["gateway"] = settings.gateway.model_copy(update={"port": port})
     if again and (lost := last_running(settings)) is not None:
@@ -70,23 +72,63 @@ def _ports(running: "Running") -> dict[str, int]:
 
 def local_models(given: list[str]) -> "list[ModelSpec]":
     """`--model` values as served models, named by their last path component; the shipped
-    demonstration model when none is given. Raises ValueError on two of one name.
+    demonstration model when none is given. Raises ValueError on two of one name, and on what is
+    no name.
     """
     import models
     from services.common.config import ModelSpec
+    from services.common.config.models import NOT_A_NAME
 
     specs = []
     for path in given or [str(Path(models.__path__[0]) / "demo")]:
-        folder = Path(path).expanduser()
-        if folder.is_dir():
-            specs.append(ModelSpec(name=folder.resolve().name, path=str(folder.resolve())))
+        place = Path(path).expanduser()
+        if place.exists():
+            name = place.resolve().name.removesuffix(".gguf")
+            found = name, str(place.resolve())
         else:
-            specs.append(ModelSpec(name=path.split("/")[-1], path=path))
+            found = path.split("/")[-1], path
+        try:
+            specs.append(ModelSpec(name=found[0], path=found[1]))
+        except ValueError:
+            raise ValueError(
+                f"--model: {path!r} would be called {found[0]!r}, and {NOT_A_NAME}; "
+                "PENSTOCK_MODELS gives it another"
+            ) from None
     names = [spec.name for spec in specs]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ValueError(f"--model: two checkpoints are called {', '.join(sorted(twice))}")
     return specs
+
+
+def with_adapters(models: "list[ModelSpec]", given: list[str]) -> "list[ModelSpec]":
+    """`--lora` values, NAME=DIR, as adapters of the one model. Raises ValueError."""
+    from pydantic import ValidationError
+
+    from services.common.config import ModelSpec
+    from services.common.config.models import NOT_A_NAME
+
+    if not given:
+        return models
+    if len(models) > 1:
+        raise ValueError(
+            "--lora: it is not said of which model; name its adapters in PENSTOCK_MODELS"
+        )
+    adapters = dict(models[0].adapters)
+    for value in given:
+        name, _, path = value.partition("=")
+        folder = Path(path).expanduser()
+        if not (name and path and folder.is_dir()):
+            raise ValueError(f"--lora: {value!r} is not NAME=DIR of a folder that is there")
+        if name in (models[0].name, *adapters):
+            raise ValueError(f"--lora: two models or adapters are called {name!r}")
+        adapters[name] = str(folder.resolve())
+    try:
+        return [ModelSpec.model_validate(models[0].model_dump() | {"adapters": adapters})]
+    except ValidationError as error:
+        told = {problem["msg"].removeprefix("Value error, ") for problem in error.errors()}
+        named = any("adapters" in problem["loc"] for problem in error.errors())
+        raise ValueError(f"--lora: {NOT_A_NAME if named else '; '.join(sorted(told))}") from None
 
 
 def supervised() -> Leash:

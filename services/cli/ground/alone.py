@@ -6,8 +6,8 @@ import time
 from services.cli.ground.ground import Report
 from services.common.config import Settings
 from services.common.discovery import SERVICES, Directory
+from services.common.locks.secrets import redacted
 from services.common.redis import Redis, connect
-from services.common.secrets import redacted
 
 _LEASES = 1.5  # how many a replica that was lost may still be registered
 _LOOK_EVERY_S = 0.1

@@ -2,7 +2,6 @@
 --address`). What its hosts share is nobody's to start here: Redis and Qdrant are given by URL.
 """
 
-import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,8 +14,9 @@ from pydantic import SecretStr
 from services.cli.ground.ground import Report
 from services.cli.ground.joined_ray import JoinedRay, uses_tls
 from services.cli.ground.reached import check_qdrant, check_redis
+from services.cli.interruptible import run
 from services.common.config import AUTO, Settings, is_loopback
-from services.common.secrets import redacted
+from services.common.locks.secrets import redacted
 
 _LOOK_EVERY_S = 2.0  # whether Serve still runs what was deployed
 
@@ -57,8 +57,8 @@ class ClusterGround:
     @contextmanager
     def stores(self, settings: Settings) -> Iterator[Settings]:
         self._report(f"redis: {redacted(settings.redis_dsn)}")
-        asyncio.run(check_redis(settings))
-        asyncio.run(check_qdrant(settings))
+        run(check_redis(settings))
+        run(check_qdrant(settings))
         yield settings
 
     @contextmanager

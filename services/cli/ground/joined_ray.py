@@ -1,6 +1,5 @@
 """A Ray cluster that exists, with this host among its nodes: `penstock up --address` uses it."""
 
-import asyncio
 import logging
 import os
 import signal
@@ -11,6 +10,8 @@ from typing import Any
 
 import grpc
 
+from services.cli.interruptible import run
+from services.cli.plain import without_colours
 from services.common.config import Settings
 from services.common.transport import refuses_strangers
 
@@ -35,6 +36,7 @@ class JoinedRay:
         address = _found() if self._address == "auto" else self._address
         _check_reached(address)
         _check_locked(address)  # before the token goes there
+        without_colours()
         import ray
 
         from services.app import start_serve
@@ -135,7 +137,7 @@ def _check_reached(address: str) -> None:
 
 def _check_locked(address: str) -> None:
     try:
-        locked = asyncio.run(refuses_strangers(address, _CHECK_ALIVE, _credentials()))
+        locked = run(refuses_strangers(address, _CHECK_ALIVE, _credentials()))
     except RuntimeError as error:
         raise RuntimeError(f"{error}\nIs RAY_USE_TLS set here as it is there?") from error
     if not locked:

@@ -1,6 +1,5 @@
 """A ground of one machine, for one stack: its own Ray, Redis and ports, all within this host."""
 
-import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,12 +13,13 @@ from services.cli.ground.ground import Report
 from services.cli.ground.ports import check_ports
 from services.cli.ground.ray_cluster import RayCluster
 from services.cli.ground.reached import check_redis
+from services.cli.interruptible import run
 from services.cli.stack.checkpoints import check_embeddings, made_local
 from services.cli.stack.supervisor import LOST
 from services.common.config import Settings
 from services.common.embedded_redis import EmbeddedRedis
-from services.common.secrets import redacted
-from services.common.socket_folder import SocketFolder
+from services.common.locks.secrets import redacted
+from services.common.locks.socket_folder import SocketFolder
 
 
 class LocalGround:
@@ -41,7 +41,7 @@ class LocalGround:
 
     def checked(self, settings: Settings) -> Settings:
         """The models' checkpoints are on this machine afterwards, and can be read."""
-        check_embeddings(settings.retrieval.embedding_model)
+        check_embeddings(settings.retrieval)
         models = [made_local(model, settings, self._report) for model in settings.models]
         settings = settings.on_node("127.0.0.1").model_copy(update={"models": models})
         check_ports(settings)
@@ -54,9 +54,9 @@ class LocalGround:
             settings = started.enter_context(held_ports(settings))
             if "redis_url" in settings.model_fields_set:
                 self._report(f"redis: {redacted(settings.redis_dsn)}")
-                asyncio.run(check_redis(settings))
+                run(check_redis(settings))
                 if not self._again:
-                    asyncio.run(check_alone(settings, self._report))
+                    run(check_alone(settings, self._report))
                 yield settings
             else:
                 redis = self._redis = EmbeddedRedis(settings.data_dir / "redis", self._sockets)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from services.cli.ground.lean_ray import leave_out_what_serves_nobody
+from services.cli.plain import without_colours
 from services.cli.stack.logs import new_logs
-from services.common.secrets import kept_secret, private_folder
+from services.common.locks.secrets import kept_secret, private_folder
 
 
 class RayLost(Exception):
@@ -73,6 +74,7 @@ class RayCluster:
         _remove_old(state)
         # Which session this state is of. Ray would take a name for it that we cannot know before.
         (private_folder(state) / "session_name").write_text(_SESSION)
+        without_colours()
         os.environ.pop("RAY_AUTH_TOKEN", None)  # it would be used in place of the file
         os.environ.update(
             RAY_AUTH_MODE="token",

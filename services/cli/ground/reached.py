@@ -3,8 +3,8 @@
 import ssl
 
 from services.common.config import Settings
+from services.common.locks.secrets import redacted
 from services.common.redis import RedisAway, RedisError, connect
-from services.common.secrets import redacted
 
 _TIMEOUT_S = 5.0
 

@@ -7,6 +7,7 @@ Each file that a folder gave has attributes that say which: `folder`, its `path`
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -37,21 +38,31 @@ class RemoteStore:
         self._folder = folder
 
     @classmethod
-    def called(cls, api: httpx.Client, name: str, folder: str) -> tuple["RemoteStore", bool]:
-        """The one of this name or id, and whether it was made just now. Raises ValueError where
-        several have the name."""
-        ids = [
-            store["id"]
+    def called(
+        cls, api: httpx.Client, name: str, folder: str, embedder: str = ""
+    ) -> tuple["RemoteStore", bool]:
+        """The one of this name or id, and whether it was made just now; `embedder`: the embedding
+        model that it has, or gets. Raises ValueError where several have the name, or this one has
+        another model."""
+        found = [
+            store
             for store in _all(api, "/v1/vector_stores")
             if name in (store["id"], store["name"])
         ]
+        ids = [store["id"] for store in found]
         if len(ids) > 1:
             raise ValueError(
                 f"--store: {len(ids)} are called {name!r}, give an id: {', '.join(ids)}"
             )
         made = not ids
         if made:
-            ids = [_sent(lambda: api.post("/v1/vector_stores", json={"name": name}))["id"]]
+            about = {"name": name, **({"embedding_model": embedder} if embedder else {})}
+            ids = [_sent(lambda: api.post("/v1/vector_stores", json=about))["id"]]
+        elif embedder and found[0]["embedding_model"] != embedder:
+            raise ValueError(
+                f"--embedder: {name!r} is indexed with {found[0]['embedding_model']!r}; "
+                "an update of the store's embedding_model has it indexed anew"
+            )
         return cls(api, ids[0], folder), made
 
     def held(self) -> dict[str, list[Held]]:
@@ -81,7 +92,10 @@ class RemoteStore:
         """Waits for it: empty when it is searchable, else why it is not."""
         until = time.monotonic() + _PATIENCE_S
         while time.monotonic() < until:
-            told = _sent(lambda: self._api.get(f"/v1/vector_stores/{self.id}/files/{id}"))
+            path = f"/v1/vector_stores/{self.id}/files/{id}"
+            told = _sent(partial(self._api.get, path), gone=True)
+            if told is None:
+                return "was taken out of the store while it was indexed"
             if told["status"] != "in_progress":
                 return str((told["last_error"] or {}).get("message", ""))
             time.sleep(_LOOK_EVERY_S)

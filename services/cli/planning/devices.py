@@ -11,23 +11,21 @@ class Device:
     bytes_per_s: float
     flop_per_s: float
     """In bfloat16, of dense matrices, summed in float32."""
-    fp8_flop_per_s: float = 0.0
-    """So, too, of e4m3; 0: it has none."""
 
 
-def _device(gib: float, gb_per_s: float, tflops: float, fp8_tflops: float = 0.0) -> Device:
-    return Device(gib * GIB, gb_per_s * 1e9, tflops * 1e12, fp8_tflops * 1e12)
+def _device(gib: float, gb_per_s: float, tflops: float) -> Device:
+    return Device(gib * GIB, gb_per_s * 1e9, tflops * 1e12)
 
 
 DEVICES = {
     "a10": _device(24, 600, 125),
     "a100-40gb": _device(40, 1555, 312),
     "a100-80gb": _device(80, 2039, 312),
-    "b200": _device(180, 8000, 2250, 4500),
-    "h100": _device(80, 3350, 989, 1979),
-    "h200": _device(141, 4800, 989, 1979),
-    "l4": _device(24, 300, 121, 242),
-    "l40s": _device(48, 864, 362, 733),
+    "b200": _device(180, 8000, 2250),
+    "h100": _device(80, 3350, 989),
+    "h200": _device(141, 4800, 989),
+    "l4": _device(24, 300, 121),
+    "l40s": _device(48, 864, 362),
 }
 
 

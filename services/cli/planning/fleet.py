@@ -62,7 +62,9 @@ class Replica:
         step_s = self._seconds(
             costs.step_flop(sequences, context), costs.step_bytes(sequences, context), efficiency
         )
-        prompt_s = self._seconds(costs.prompt_flop(load.prompt), costs.step_bytes(0, 0), efficiency)
+        prompt_s = self._seconds(
+            costs.prompt_flop(load.prompt), costs.read_bytes(load.prompt), efficiency
+        )
         # While one answer is given, each of the others' places has a prompt computed once.
         itl_s = step_s + sequences * prompt_s / load.output
         requests_per_s = sequences / (load.output * itl_s)
@@ -70,10 +72,7 @@ class Replica:
 
     def _seconds(self, flop: float, read: float, efficiency: float) -> float:
         """Operations and bytes go on at once: the longer of the two."""
-        rate = self.device.flop_per_s
-        if self.costs.precision == "fp8":
-            rate = self.device.fp8_flop_per_s or rate
-        longer = max(flop / rate, read / self.device.bytes_per_s)
+        longer = max(flop / self.device.flop_per_s, read / self.device.bytes_per_s)
         return longer / (self.width * efficiency)
 
 

@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from services.common.secrets import private_folder
+from services.common.locks.secrets import private_folder
 
 FULL_BYTES = 64 * 2**20
 """Free bytes below which a disk is as good as full: Redis and Ray's state begin with some 10 MB."""

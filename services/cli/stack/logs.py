@@ -9,7 +9,7 @@ import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
-from services.common.secrets import private_folder
+from services.common.locks.secrets import private_folder
 
 _KEPT = 5  # of a stack that was lost, of the three new starts that may follow, and of the next one
 _NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ-\d+")

@@ -107,9 +107,10 @@ class ModelKeeper:
         if not look.keeper:
             await self._wanted.start_with(self._deployed.values(), self._id)
         await self._wanted.runs(self._deployed)
-        names = look.specs.keys() | self._deployed.keys()
+        specs = (*look.specs.values(), *self._deployed.values())
+        names = {name for spec in specs for name in spec.names}
         # What an earlier stack served, and lost: its entries would stand for a day.
-        await served_models.forget(redis, self._settings, lambda name: name not in names)
+        await served_models.forget(redis, self._settings, lambda one: one.model not in names)
 
     def _compare(self, redis: Redis, look: Look) -> None:
         """Begins what is to be done, one thing at a time for each model."""
@@ -125,6 +126,7 @@ class ModelKeeper:
             elif name not in self._served:
                 work = self._add(redis, spec)
             else:
+                self._served[name] = self._deployed[name] = spec  # of other adapters, perhaps
                 continue
             self._under_way[name] = asyncio.create_task(self._told(name, work))
 
@@ -213,7 +215,7 @@ async def remove_model(redis: Redis, settings: Settings, workers: Directory, nam
         await asyncio.sleep(_LOOK_EVERY_S / 5)
     while True:
         try:
-            await served_models.forget(redis, settings, name.__eq__)
+            await served_models.forget(redis, settings, lambda one: name in (one.model, one.parent))
             return await deleting
         except RedisAway:
             if deleting.done():

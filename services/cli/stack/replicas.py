@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection
 
-from services.common.config import ModelSpec, Settings
+from services.common.config import ModelSpec, Settings, WorkerSettings
 from services.common.discovery import SERVICES, Directory, Replica
 
 
@@ -30,8 +30,9 @@ def check_room(settings: Settings, has: dict[str, float]) -> None:
     ]
     for model in settings.models:
         for role, pool in model.pools.items():
-            ray = settings.of_worker(model, role).worker.ray
-            takers.append((f"the {_worker(role, model.name)}", pool.replicas, ray))
+            worker = settings.of_worker(model, role).worker
+            takers.append((f"the {_worker(role, model.name)}", pool.replicas, worker.ray))
+            _check_nodes(_worker(role, model.name), worker, has)
     taken: Counter[str] = Counter()
     for who, replicas, ray in takers:
         for resource, amount in {"CPU": ray.num_cpus, "GPU": ray.num_gpus, **ray.resources}.items():
@@ -41,6 +42,17 @@ def check_room(settings: Settings, has: dict[str, float]) -> None:
                     f"{who}: with {replicas} of it all replicas take {taken[resource]:g} of "
                     f"{resource}, and Ray has {there:g}"
                 )
+
+
+def _check_nodes(who: str, worker: WorkerSettings, has: dict[str, float]) -> None:
+    """Raises RuntimeError where its ranks want more nodes than Ray has."""
+    strategy, ranks = worker.placement_group_strategy, worker.tensor_parallel
+    nodes = sum(name.startswith("node:") and "__" not in name for name in has)
+    if strategy == "STRICT_SPREAD" and ranks > nodes:
+        raise RuntimeError(
+            f"the {who}: placement_group_strategy {strategy!r} puts {ranks} ranks on a node each, "
+            f"and Ray has {nodes}"
+        )
 
 
 def _worker(role: str, model: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from services.cli.ground.ground import Ground, Report
+from services.cli.interruptible import run
 from services.cli.laptop_key import key_file, laptop_key
 from services.cli.running import Running, holding, state_file
 from services.cli.stack.data_directory import open_data_directory
@@ -113,7 +114,7 @@ class Stack:
         self._settings = self._undo.enter_context(self._ground.stores(self._settings))
         self._undo.enter_context(self._ground.ray(self._settings))
         check_room(self._settings, self._ground.resources())
-        key = asyncio.run(laptop_key(self._settings))
+        key = run(laptop_key(self._settings))
         gateway = self._deploy(key)
         self.metrics_url = gateway.metrics_url
         self.admin_url = gateway.facts.get("admin", "")
@@ -137,7 +138,7 @@ class Stack:
         self._before = deployed(namespace)
         with ExitStack() as failed:
             failed.callback(delete_all, namespace, but=self._before)
-            gateway = asyncio.run(self._start_services(key))
+            gateway = run(self._start_services(key))
             failed.pop_all()
         self._undo.callback(self._take_down)
         return gateway

@@ -12,15 +12,38 @@ from dataclasses import dataclass
 
 from services.common.config import ModelSpec
 from services.common.redis import Redis, Script
+from services.common.served_models import failures_key, wanted_key
 
 log = logging.getLogger(__name__)
 
+# In the same step as the write: of two commands that give one name at once, one does.
+_IS_TAKEN = """
+local function is_taken(name)
+  local there = redis.call('HEXISTS', KEYS[1], name) + redis.call('SISMEMBER', KEYS[2], name)
+  if there > 0 then return true end
+  for _, spec in ipairs(redis.call('HVALS', KEYS[1])) do
+    local is_json, told = pcall(cjson.decode, spec)
+    local adapters = is_json and type(told) == 'table' and told.adapters
+    if type(adapters) == 'table' and adapters[name] then return true end
+  end
+  return false
+end
+"""
 # wanted, running, failures; the name; its spec
-_ADD = """
-local there = redis.call('HEXISTS', KEYS[1], ARGV[1]) + redis.call('SISMEMBER', KEYS[2], ARGV[1])
-if there > 0 then return 0 end
+_ADD = f"""{_IS_TAKEN}
+if is_taken(ARGV[1]) then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('HDEL', KEYS[3], ARGV[1])
+return 1
+"""
+# wanted, running, failures; the model; its spec before, and after; an adapter's name; whether it
+# is new: 1 or 0. Returns 0 where the spec was changed meanwhile, -1 where the name is taken.
+_ADAPT = f"""{_IS_TAKEN}
+if ARGV[5] == '1' and is_taken(ARGV[4]) then return -1 end
+local told = redis.call('HGET', KEYS[1], ARGV[1])
+if not told or told ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+redis.call('HDEL', KEYS[3], ARGV[4])
 return 1
 """
 _BEGIN = """
@@ -51,13 +74,14 @@ class WantedModels:
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis = redis
-        self._specs = f"{namespace}:{{models}}:wanted"  # name → ModelSpec as JSON
+        self._specs = wanted_key(namespace)
         self._running = f"{namespace}:{{models}}:running"
         self._proven = f"{namespace}:{{models}}:proven"
-        self._failures = f"{namespace}:{{models}}:failures"  # name → why
+        self._failures = failures_key(namespace)
         self._keeper = f"{namespace}:{{models}}:keeper"  # is there: no model may be wanted, too
         self._keys = [self._specs, self._running, self._failures]
         self._add, self._begin = Script(redis, _ADD), Script(redis, _BEGIN)
+        self._adapt = Script(redis, _ADAPT)
 
     async def look(self) -> Look:
         async with self._redis.pipeline(transaction=True) as at_once:
@@ -92,7 +116,7 @@ class WantedModels:
             await at_once.execute()
 
     async def add(self, model: ModelSpec) -> bool:
-        """False: there is one of that name, or it has not ended yet."""
+        """False: there is one of that name, or it has not ended yet, or an adapter."""
         return bool(await self._add(self._keys, [model.name, model.model_dump_json()]))
 
     async def remove(self, name: str) -> bool:
@@ -103,6 +127,29 @@ class WantedModels:
             at_once.sismember(self._running, name)
             at_once.srem(self._proven, name)
             return any((await at_once.execute())[:3])
+
+    async def add_adapter(self, model: str, name: str, path: str) -> bool:
+        """The model's workers load it. False: there is no such model, or a model or an adapter of
+        that name."""
+        return await self._change(model, name, {name: path})
+
+    async def remove_adapter(self, name: str) -> bool:
+        """False: there is none of that name."""
+        specs = await self.all()
+        model = next((spec.name for spec in specs.values() if name in spec.adapters), None)
+        return model is not None and await self._change(model, name, {})
+
+    async def _change(self, model: str, name: str, to: dict[str, str]) -> bool:
+        """Has the adapters that the model has, but for `name`, and these."""
+        while told := await self._redis.hget(self._specs, model):
+            if (spec := _read(model, str(told))) is None:
+                return False
+            adapters = {n: path for n, path in spec.adapters.items() if n != name} | to
+            changed = spec.model_copy(update={"adapters": adapters}).model_dump_json()
+            arguments = [model, told, changed, name, int(name in to)]
+            if outcome := int(await self._adapt(self._keys, arguments)):
+                return outcome > 0
+        return False
 
     # The keeper's
 

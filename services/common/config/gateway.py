@@ -108,7 +108,13 @@ class GatewaySettings(ServiceSettings):
         10_000,
         gt=0,
         description="of one tenant, in all its vector stores together; a file in several counts in "
-        "each: Redis holds up to 36 kB of attributes with each, most often 0.5",
+        "each: Redis holds some 0.5 kB of each, and its attributes",
+    )
+    max_attribute_bytes: int = Field(
+        16 * 2**20,
+        gt=0,
+        description="of one tenant: the attributes of all files in all its vector stores; those of "
+        "one may take 36 kB",
     )
     max_file_bytes_per_tenant: int = Field(
         64 * 2**20,

@@ -1,15 +1,31 @@
 """Served models: their pools of workers, and what is set for those alone."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import (
+    Field,
+    StringConstraints,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from services.common.config.base import RayOptions, Section
 from services.common.config.worker import Role, WorkerSettings
 
 # A pool and a role say these of a worker; what KV blocks look like is the same in both pools.
 NOT_OVERRIDDEN = {"role", "model", "replicas", "ray"}
-OF_BOTH_POOLS = {"block_size", "dtype", "kv_dtype", "quantization"}
+OF_BOTH_POOLS = {"block_size", "dtype", "kv_format", "quantization"}
+
+
+# Slashes as in a hub's ids; neither spaces nor control characters, which no request, log line or
+# price list shows for what they are.
+MODEL_NAME = r"^\w[\w.:/+@-]*$"
+NOT_A_NAME = (
+    "a model's name has at most 100 letters, digits and . : / + @ - _, and begins with a letter, "
+    "a digit or _"
+)
+AdapterName = Annotated[str, StringConstraints(pattern=MODEL_NAME, max_length=100)]
 
 
 class Overrides(Section):
@@ -49,8 +65,13 @@ class ModelSpec(Overrides):
     """
 
     # It is part of the names of a Serve application, of Ray resources and of Redis keys.
-    name: str = Field(pattern=r"^[\w][\w .:/+@-]*$", max_length=100)
-    path: str = Field(description="folder of a Hugging Face checkpoint, or a hub id")
+    name: str = Field(pattern=MODEL_NAME, max_length=100)
+    path: str = Field(description="folder of a Hugging Face checkpoint, a GGUF file, or a hub id")
+    adapters: dict[AdapterName, str] = Field(
+        default_factory=dict,
+        description="adapters of low rank (LoRA) that it is served with, too: by the names that "
+        "requests use, folders of the peft library's files",
+    )
     prefill: Pool | None = None
     decode: Pool | None = None
 
@@ -74,6 +95,11 @@ class ModelSpec(Overrides):
             return self
         first = Pool(replicas=prefill) if prefill else None
         return self.model_copy(update={"prefill": first, "decode": Pool(replicas=decode)})
+
+    @property
+    def names(self) -> set[str]:
+        """That requests may use."""
+        return {self.name, *self.adapters}
 
     @property
     def pools(self) -> dict[Role, Pool]:

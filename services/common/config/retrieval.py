@@ -4,12 +4,42 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from services.common.config.base import ServiceSettings
+from services.common.config.base import Section, ServiceSettings
+
+
+class ServedEmbedder(Section):
+    """A model that this installation serves for /v1/embeddings, as stores are embedded by it."""
+
+    dimension: int = Field(ge=1, le=65_536, description="numbers of its vectors")
+    query: str = Field("", max_length=1000, description="what it is to read before a question")
+    document: str = Field("", max_length=1000, description="and before a passage")
+    version: str = Field(
+        "",
+        max_length=100,
+        description="of its weights: say another where others take their place, and stores are "
+        "indexed anew",
+    )
 
 
 class RetrievalSettings(ServiceSettings):
     embedding_model: str = Field(
         "", description="folder or hub id of a sentence-transformers model; empty: built-in MiniLM"
+    )
+    embedders: dict[str, str] = Field(
+        {},
+        description="further ones, by the name that a vector store chooses one by; JSON, each as "
+        "above. Each has a thread, and its memory",
+    )
+    served_embedders: dict[str, ServedEmbedder] = Field(
+        default_factory=dict,
+        description="served models that a vector store may choose, too, by their names; JSON. They "
+        "embed at the caller's cost",
+    )
+    query_embedding_timeout_s: float = Field(
+        1.0,
+        gt=0,
+        description="for a question's vector by a served model; without it stores are searched by "
+        "the question's words alone",
     )
     replicas: int = Field(
         1, ge=1, description="of the Serve graph; two need a Qdrant server, for both to share"
@@ -66,6 +96,15 @@ class RetrievalSettings(ServiceSettings):
         "for what it does not answer in time",
     )
     rewriting_timeout_s: float = Field(1.0, gt=0, description="for that model")
+    reranking_model: str = Field(
+        "",
+        description="a served model that scores texts (/v1/rerank), by which what a search found "
+        "is ranked anew, at the caller's cost; what it does not score in time stays as it was",
+    )
+    reranking_timeout_s: float = Field(1.0, gt=0, description="for that model")
+    reranking_passages: int = Field(
+        24, ge=1, le=50, description="that it is given of a search, or as many as are asked for"
+    )
     top_k: int = Field(4, ge=1, le=50, description="passages fetched for a chat request")
 
     @model_validator(mode="after")

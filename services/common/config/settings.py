@@ -70,7 +70,7 @@ class Settings(SecuritySettings, StoreSettings, BaseSettings):
     @field_validator("models")
     @classmethod
     def _no_two_of_one_name(cls, models: list[ModelSpec]) -> list[ModelSpec]:
-        names = [model.name for model in models]
+        names = [name for model in models for name in (model.name, *model.adapters)]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two models are called {', '.join(sorted(twice))}")
         return models

@@ -37,7 +37,7 @@ class LinkCall:
         self._why: Status | None = None  # it was cancelled
         self._ended = False
         self._callbacks: list[Callable[[], object]] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # to its end, once it was cancelled
         self._task: asyncio.Task[None] | None = None
 
     def send(self, payload: bytes) -> None:
@@ -74,8 +74,6 @@ class LinkCall:
             return
         self.cancelled = True
         self._why = why
-        if self._timer is not None:
-            self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(UNWIND_S, self.end)
         for callback in self._callbacks:
             try:

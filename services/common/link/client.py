@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -17,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from protos.common_pb2 import Beside, Hello, LinkDown, LinkUp
 from services.common.discovery import machine_id
+from services.common.link.deadlines import Deadlines
 from services.common.link.frames import (
     MAX_FRAME_BYTES,
     MAX_PENDING_BYTES,
@@ -82,28 +84,40 @@ class LinkCounters:
 
 
 class LinkRequest:
-    """One opened request. Made by `LinkClient.open`."""
+    """One opened request. Made by `LinkClient.open`.
+
+    `outcome` is what `ended` gives, as a future: for whoever waits for several things, which would
+    take a task for each request. It is not to be cancelled.
+    """
 
     def __init__(self, link: "LinkClient", id: int, on_item: Callable[[bytes], None]) -> None:
         self.id = id
         self._link = link
         self._on_item = on_item
-        self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
-        self._timer: asyncio.TimerHandle | None = None
+        self.outcome: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._settles = False  # its peer is ending it: what is late then is no fault
 
     async def ended(self) -> End:
         """The request's end, from the peer or made here; may be awaited any number of times.
 
         Cancelling the waiting task does not cancel the request: call `cancel()`.
         """
-        return await asyncio.shield(self._end)
+        if not self.outcome.done():
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            wake = partial(_wake, waiting)
+            self.outcome.add_done_callback(wake)
+            try:  # asyncio.shield takes three times the memory, of each stream
+                await waiting
+            finally:
+                self.outcome.remove_done_callback(wake)
+        return self.outcome.result()
 
     def cancel(self) -> None:
         """Ends the request here and now with CANCELLED and tells the peer; no item follows.
 
         Does nothing when the request has ended.
         """
-        if not self._end.done():
+        if not self.outcome.done():
             self._link._withdraw(self, grpc.StatusCode.CANCELLED, "cancelled", "cancelled")
 
     def stop(self) -> None:
@@ -112,7 +126,7 @@ class LinkRequest:
         It gives the peer's end with its record, mostly CANCELLED, or soon CANCELLED from here. For
         a caller that has what it wants, and wants to know what happened below.
         """
-        if not self._end.done():
+        if not self.outcome.done():
             self._link._ask_to_stop(self)
 
     def settle(self) -> None:
@@ -121,15 +135,14 @@ class LinkRequest:
         For a caller that has all it wants, from a peer that is ending the request by itself: its
         record is worth the wait for a healthy peer, and no more.
         """
-        if not self._end.done():
+        if not self.outcome.done():
             self._link._end_soon(self)
 
     def _finish(self, end: End) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._link._deadlines.drop(self.id)
         self._on_item = _drop  # whoever takes items mostly has the request: no circle is left
-        if not self._end.done():
-            self._end.set_result(end)
+        if not self.outcome.done():
+            self.outcome.set_result(end)
 
 
 class LinkClient:
@@ -163,6 +176,7 @@ class LinkClient:
         self._options = options
         self._ids = itertools.count(1)  # go on across connections: a late frame hits no new request
         self._requests: dict[int, LinkRequest] = {}
+        self._deadlines = Deadlines(self._end_late)
         self._outbox = Outbox(LinkUp)
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -229,14 +243,7 @@ class LinkClient:
         )
         self._outbox.mark(len(payload))
         self._requests[request.id] = request
-        request._timer = loop.call_at(
-            deadline,
-            self._withdraw,
-            request,
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-            f"{self.stage} did not finish in time",
-            "deadline",
-        )
+        self._deadlines.put(request.id, deadline)
         self._outbox.hurry()
         return request
 
@@ -263,11 +270,16 @@ class LinkClient:
         self._end_soon(request)
 
     def _end_soon(self, request: LinkRequest) -> None:
-        if request._timer is not None:
-            request._timer.cancel()
-        why = (grpc.StatusCode.CANCELLED, "cancelled", "cancelled")
-        loop = asyncio.get_running_loop()
-        request._timer = loop.call_later(STOP_TIMEOUT_S, self._withdraw, request, *why)
+        request._settles = True
+        self._deadlines.put(request.id, asyncio.get_running_loop().time() + STOP_TIMEOUT_S)
+
+    def _end_late(self, id: int) -> None:
+        request = self._requests[id]
+        if request._settles:
+            self._withdraw(request, grpc.StatusCode.CANCELLED, "cancelled", "cancelled")
+        else:
+            late = f"{self.stage} did not finish in time"
+            self._withdraw(request, grpc.StatusCode.DEADLINE_EXCEEDED, late, "deadline")
 
     def _withdraw(
         self, request: LinkRequest, code: grpc.StatusCode, message: str, reason: str
@@ -431,6 +443,11 @@ class LinkClient:
                 callback(news)
             except Exception:
                 log.exception("a callback of the link to %s failed", self.address)
+
+
+def _wake(waiting: "asyncio.Future[None]", _outcome: object) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 def _drop(_item: bytes) -> None:

@@ -22,7 +22,7 @@ from typing import Protocol, cast
 
 from protos.common_pb2 import Beside
 from services.common.link.frames import MAX_FRAME_BYTES, Frame, LinkLostError, Outbox
-from services.common.socket_folder import SocketFolder, is_own
+from services.common.locks.socket_folder import SocketFolder, is_own
 
 _LENGTH_BYTES = 4
 _WORD_BYTES = 32

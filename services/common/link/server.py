@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 import grpc
@@ -13,6 +13,7 @@ from protos.common_pb2 import LinkDown, LinkUp, Open
 from services.common.discovery import machine_id
 from services.common.errors import PenstockError
 from services.common.link.call import UNWIND_S, LinkCall
+from services.common.link.deadlines import Deadlines
 from services.common.link.frames import (
     MAX_PENDING_BYTES,
     PROTOCOL,
@@ -40,7 +41,9 @@ class LinkServer:
 
     `vitals` is asked for with each frame: `pending` counts work that only this replica can move,
     and `steps` must move while there is any; (0, 0) claims nothing.
-    `snapshot` is asked at each attach for the news that bring a new peer up to date.
+    `snapshot` is asked at each attach for the news that bring a new peer up to date, and `more` for
+    those that may be many: each is made when the link has taken the one before it, among what is
+    broadcast meanwhile.
     `max_requests` bounds the requests of all links together; more are refused.
     """
 
@@ -51,6 +54,7 @@ class LinkServer:
         *,
         vitals: Callable[[], Vitals] = lambda: Vitals(0, 0),
         snapshot: Callable[[], list[bytes]] | None = None,
+        more: Callable[[], Iterator[bytes]] = lambda: iter(()),
         max_requests: int = 4096,
         max_pending_bytes: int = MAX_PENDING_BYTES,
         client_timeout_s: float = 15.0,
@@ -61,6 +65,7 @@ class LinkServer:
         self.handler = handler
         self.vitals = vitals
         self.snapshot = snapshot
+        self.more = more
         self.max_requests = max_requests
         self.max_pending_bytes = max_pending_bytes
         self.client_timeout_s = client_timeout_s
@@ -128,7 +133,7 @@ class LinkServer:
             await link.say_hello()
             self._links.add(link)
             async with asyncio.TaskGroup() as group:
-                for part in (link.read(), link.write(), link.watch()):
+                for part in (link.read(), link.write(), link.watch(), link.tell_more()):
                     group.create_task(part)
         except* (LinkLostError, grpc.aio.InternalError) as lost:  # the latter: gRPC lost the peer
             why = str(lost.exceptions[0])
@@ -152,7 +157,9 @@ class _Attachment:
         self._server = server
         self._wire: Wire = context
         self._calls: dict[int, LinkCall] = {}
+        self._deadlines = Deadlines(self._end_late)
         self._heard = False
+        self._more: Iterator[bytes] = iter(())
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def say_hello(self) -> None:
@@ -174,6 +181,7 @@ class _Attachment:
         for news in self._server.snapshot() if self._server.snapshot is not None else ():
             self.outbox.frame.news.append(news)
             self.outbox.mark(len(news))
+        self._more = self._server.more()
         self.outbox.mark()
 
     async def _step_aside(self) -> None:
@@ -197,6 +205,14 @@ class _Attachment:
 
     async def read(self) -> None:
         await read_all(self._wire, lambda raw: self._receive(_decode(raw)))
+
+    async def tell_more(self) -> None:
+        while True:
+            await self.outbox.flushed()
+            if (news := next(self._more, None)) is None:
+                return
+            self.outbox.frame.news.append(news)
+            self.mark(len(news))
 
     async def write(self) -> None:
         await write_all(self._wire, self.outbox, self._sealed)
@@ -254,6 +270,7 @@ class _Attachment:
     def forget(self, call: LinkCall) -> None:
         if call._timer is not None:
             call._timer.cancel()
+        self._deadlines.drop(call._id)
         del self._calls[call._id]
         self._server.running -= 1
 
@@ -270,16 +287,16 @@ class _Attachment:
         deadline = loop.time() + opened.deadline_ms / 1000
         call = self._calls[opened.id] = LinkCall(self, opened, deadline)
         server.running += 1
-        call._timer = loop.call_at(deadline, self._end_late, call)
+        self._deadlines.put(opened.id, deadline)
         call._task = loop.create_task(self._run(call))
         server.tasks.add(call._task)
         call._task.add_done_callback(partial(self._ran, call))
 
-    def _end_late(self, call: LinkCall) -> None:
+    def _end_late(self, id: int) -> None:
         stage = self._server.stage
         why = f"{stage} did not finish in time"
         late = status(grpc.StatusCode.DEADLINE_EXCEEDED, why, stage=stage, reason="deadline")
-        call._cancel(late)
+        self._calls[id]._cancel(late)
 
     def _ran(self, call: LinkCall, task: asyncio.Task[None]) -> None:
         self._server.tasks.discard(task)

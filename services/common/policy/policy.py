@@ -14,13 +14,13 @@ from typing import Any
 
 from services.common.config.policy import PolicySettings
 from services.common.errors import invalid
-from services.common.metrics_server import Page
 from services.common.policy import metrics
 from services.common.policy.check import Subject, TextRules, Verdict
 from services.common.policy.rules import NO_RULES, Rules, load_rules
 from services.common.policy.schema import MAX_BYTES
 from services.common.policy.stream import AnswerRules
 from services.common.policy.work import Allowance, TooMuchError, Work
+from services.common.telemetry.metrics_server import Page
 
 log = logging.getLogger(__name__)
 

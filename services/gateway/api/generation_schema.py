@@ -235,7 +235,6 @@ class Generation(Structured):
 
 class ChatCompletionRequest(Generation):
     NEUTRAL: ClassVar = {
-        "store": (False,),
         "modalities": (["text"],),
         "service_tier": ("auto", "default"),
         "functions": (),
@@ -247,6 +246,7 @@ class ChatCompletionRequest(Generation):
         "web_search_options": (),
     }
 
+    store: bool | None = Field(None, description="the answer is kept, and listed")
     messages: Annotated[list[ChatMessage], Field(min_length=1), FailFast(), at_most("max_messages")]
     max_completion_tokens: Annotated[int, Field(ge=1, le=_COUNT_MAX)] | None = None
     tools: ToolsField | None = None

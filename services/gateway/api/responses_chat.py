@@ -21,18 +21,19 @@ NAMES = Names(
         (".id", ".call_id"),
         (".reasoning_content", ".content"),
     ),
-    lone=frozenset({"instructions", "previous_response_id"}),
+    lone=frozenset({"instructions", "previous_response_id", "conversation"}),
 )
 
 
 def messages_of(
-    instructions: str | None, before: Sequence[Item], items: Sequence[Item]
+    instructions: str | None, before: Sequence[Item], items: Sequence[Item], goes_on_with: str
 ) -> list[Said]:
-    """An assistant's reasoning, text and calls that follow each other are one message."""
+    """`goes_on_with`: the field that names what was said before. An assistant's reasoning, text and
+    calls that follow each other are one message."""
     said: list[Said] = []
     if instructions:
         said.append(Said({"role": "system", "content": instructions}, "instructions", []))
-    told = [(item, "previous_response_id") for item in before]
+    told = [(item, goes_on_with) for item in before]
     told += [(item, f"input[{index}]") for index, item in enumerate(items)]
     own: dict[str, Any] | None = None  # the assistant's message that may go on
     for item, whose in told:

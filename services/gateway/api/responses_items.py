@@ -6,8 +6,17 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from services.gateway.api.messages_schema import MAX_PARTS
-from services.gateway.api.schema import Body, missing, refuse
+from services.gateway.api.schema import AsSent, Body, missing, refuse
 from services.gateway.api.tools_schema import CallId, FunctionName
+
+PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "file_search_call": "fs",
+}
+"""How items' ids begin, by their type."""
 
 
 class Part(Body):
@@ -17,8 +26,8 @@ class Part(Body):
 
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
     text: str
-    annotations: list[Any] | None = Field(None, description="of an earlier answer; no effect")
-    logprobs: list[Any] | None = Field(None, description="of an earlier answer; no effect")
+    annotations: AsSent | None = Field(None, description="of an earlier answer; no effect")
+    logprobs: AsSent | None = Field(None, description="of an earlier answer; no effect")
     parsed: Any = Field(None, description="an earlier answer's, of OpenAI's client; no effect")
 
 
@@ -57,7 +66,7 @@ class Item(Body):
     output: Parts | None = None
     summary: Parts | None = None
     queries: list[str] | None = Field(None, description="of an earlier search; no effect")
-    results: list[Any] | None = Field(None, description="of an earlier search; no effect")
+    results: AsSent | None = Field(None, description="of an earlier search; no effect")
 
     @model_validator(mode="after")
     def _of_its_type(self) -> "Item":

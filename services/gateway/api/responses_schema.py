@@ -137,6 +137,16 @@ _LOGPROBS = "message.output_text.logprobs"
 Include = list[Literal["message.output_text.logprobs", "file_search_call.results"]]
 
 
+class InConversation(Body):
+    """Which one it goes on with; its answer is a part of it then."""
+
+    id: Annotated[str, Field(max_length=128)]
+
+
+def _by_id(value: Any) -> Any:
+    return {"id": value} if isinstance(value, str) else value
+
+
 class ResponseInput(Body):
     """What a response is made from."""
 
@@ -149,6 +159,10 @@ class ResponseInput(Body):
     ]
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=128)] | None = None
+    conversation: Annotated[
+        InConversation | None,
+        BeforeValidator(_by_id, json_schema_input_type=str | InConversation | None),
+    ] = None
     text: TextConfig | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ChoiceField | None = None
@@ -158,8 +172,11 @@ class ResponseInput(Body):
 
     @model_validator(mode="after")
     def _says_something(self) -> "ResponseInput":
-        if not self.input and self.previous_response_id is None and not self.instructions:
+        goes_on = self.previous_response_id is not None or self.conversation is not None
+        if not self.input and not goes_on and not self.instructions:
             raise refuse("input", "must not be empty")
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise refuse("conversation", "goes with no 'previous_response_id'")
         return self
 
     def chat(self, before: Sequence[Item], limits: GatewaySettings) -> Chat:
@@ -170,7 +187,8 @@ class ResponseInput(Body):
             if item.type == "function_call" and item.call_id not in answered:
                 why = f"has no output of the function call {item.call_id!r}, which waits for one"
                 raise bad_value("input", why)
-        told = Chat(messages_of(self.instructions, before, self.input), NAMES)
+        whose = "conversation" if self.conversation is not None else "previous_response_id"
+        told = Chat(messages_of(self.instructions, before, self.input, whose), NAMES)
         told.understand(self._fields(told.messages), limits)
         return told
 
@@ -189,13 +207,12 @@ class ResponseInput(Body):
 
 
 class InputTokensRequest(ResponseInput):
-    NEUTRAL: ClassVar = {"conversation": (), "truncation": ("disabled",)}
+    NEUTRAL: ClassVar = {"truncation": ("disabled",)}
 
 
 class ResponsesRequest(ResponseInput):
     NEUTRAL: ClassVar = {
         "service_tier": ("auto", "default"),
-        "conversation": (),
         "prompt": (),
         "max_tool_calls": (),
         "context_management": (),

@@ -9,10 +9,13 @@ so is every unknown field.
 import asyncio
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
+import jiter
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,10 +26,11 @@ from pydantic import (
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, from_json
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
+from services.gateway.faults import words_of
 
 M = TypeVar("M", bound="Body")
 T = TypeVar("T")
@@ -42,8 +46,12 @@ _REASONS = {
     UNSUPPORTED: UNSUPPORTED,
 }
 _LARGE_BODY = 64 * 1024  # parsing takes about 0.1 ms up to here
+_MIN, _MAX = -(2**63), 2**64 - 1
+_BYTES_PER_MARK = 64  # of JSON: {"a":0} has three, of which a dict is made
 MAX_DEPTH = 100  # of JSON that others read: each level is a call in some of them
+_SENT_DEPTH = 21  # with what lies innermost; a gRPC message of an item may have some 30
 _METADATA_MAX = 16  # entries
+_TWICE = re.compile(r'Detected duplicate key "(.*)" at (line \d+ column \d+)', re.DOTALL)  # jiter's
 _NAME_SHOWN = 64  # characters of a client's field name that an error repeats
 
 
@@ -127,7 +135,16 @@ def too_many_values(body: bytes, limits: GatewaySettings) -> bool:
     """Hardly a prompt within the limit of tokens has as many of these marks; that many values would
     hold the interpreter while they are parsed and looked at."""
     most = max_marks(limits)
-    return len(body) > most and sum(map(body.count, (b",", b":", b"[", b"{"))) > most
+    return len(body) > most and _marks(body) > most
+
+
+def _marks(json: bytes) -> int:
+    return sum(map(json.count, (b",", b":", b"[", b"{")))
+
+
+def parsed_bytes(json: bytes) -> int:
+    """About what its values take, beside its texts: there is hardly one without such a mark."""
+    return _BYTES_PER_MARK * _marks(json)
 
 
 def too_deep(value: Any) -> bool:
@@ -136,6 +153,22 @@ def too_deep(value: Any) -> bool:
     for _ in range(MAX_DEPTH):
         level = [inner for one in level for inner in _held_by(one)]
     return any(isinstance(one, dict | list) for one in level)
+
+
+def _plain(value: Any) -> Any:
+    level, depth = [value], 0
+    while level:
+        if (depth := depth + 1) > _SENT_DEPTH:
+            why = "more than {most} lists and objects lie in each other"
+            raise PydanticCustomError(INVALID, why, {"most": _SENT_DEPTH - 1})
+        if any(isinstance(one, int | float) and not _MIN <= one <= _MAX for one in level):
+            raise PydanticCustomError(INVALID, "a number in it is larger than 64 bits hold")
+        level = [inner for one in level for inner in _held_by(one)]
+    return value
+
+
+AsSent = Annotated[list[Any], AfterValidator(_plain)]
+"""What is kept and told again as it is: numbers and depths that other readers of JSON have, too."""
 
 
 def _held_by(value: Any) -> Iterable[Any]:
@@ -171,16 +204,28 @@ def parse(model: type[M], body: bytes, limits: GatewaySettings | None = None) ->
     """
     try:
         fields = read_json(body)
-    except ValueError as error:  # tells the position and the kind, not the text
-        raise _no_json(f"The body is not valid JSON: {error}") from None
+    except ValueError as error:
+        raise wrong_json(error) from None
     if not isinstance(fields, dict):
         raise _no_json("The body must be a JSON object.")
     return validated(model, fields, limits)
 
 
 def read_json(text: str | bytes) -> Any:
-    """JSON without NaN or infinities, which are none of it. Raises ValueError."""
-    return from_json(text, allow_inf_nan=False)
+    """JSON without NaN or infinities, which are none of it, and with each name of an object once:
+    of two, one would be taken and the other ignored. Raises ValueError."""
+    told = text.encode() if isinstance(text, str) else text
+    return jiter.from_json(told, allow_inf_nan=False, catch_duplicate_keys=True)
+
+
+def wrong_json(error: ValueError) -> PenstockError:
+    """Of `read_json`, whose errors tell the position and the kind, and a name that is there
+    twice."""
+    if twice := _TWICE.fullmatch(str(error)):
+        name = twice[1][:_NAME_SHOWN]
+        message = f"The parameter '{name}' is there twice in one object ({twice[2]})."
+        return invalid(message, name, stage="gateway")
+    return _no_json(f"The body is not valid JSON: {error}")
 
 
 def _no_json(message: str) -> PenstockError:
@@ -206,9 +251,9 @@ def _explain(error: ErrorDetails) -> PenstockError:
     elif error["type"] == "missing":
         message = f"Missing required parameter: '{path}'."
     elif reason == UNSUPPORTED:
-        message = f"Unsupported parameter: '{path}': {error['msg']}."
+        message = f"Unsupported parameter: '{path}': {words_of(error)}."
     else:
-        message = f"Invalid '{path}': {error['msg'].removeprefix('Value error, ')}."
+        message = f"Invalid '{path}': {words_of(error)}."
     return invalid(message, path, reason=reason, stage="gateway")
 
 

@@ -6,8 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from protos.common_pb2 import Constraint
-from services.common.json_schema import closed
+from services.common.text.json_schema import closed
 from services.gateway.api.schema import MAX_DEPTH, Body, bad_value, read_json, too_deep
+from services.gateway.api.tools_schema import FunctionName
 
 MAX_TEXT = 64 * 1024  # characters of a schema, an expression or a grammar
 MAX_CHOICES = 1024
@@ -20,7 +21,7 @@ Schema = dict[str, Any] | Text
 
 
 class JsonSchema(Body):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: FunctionName
     description: str | None = Field(
         None, description="not shown to the model; taken, as clients send it"
     )

@@ -11,14 +11,18 @@ from protos.common_pb2 import ToolCall, ToolChoice
 from services.gateway.api.resources.attributes import Filters
 from services.gateway.api.resources.ranking import RankingOptions
 from services.gateway.api.schema import MAX_DEPTH, Body, missing, refuse, too_deep
+from services.gateway.faults import spelt
 
 MAX_TOOLS = 128
 MAX_CALLS = 128  # of one message
 MAX_STORES = 10
 MAX_PARAMETERS = 64 * 1024  # characters of a function's schema
 
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-CallId = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]
+FunctionName = Annotated[
+    str,
+    spelt(r"^[a-zA-Z0-9_-]{1,64}$", "1 to 64 letters of ASCII, digits, underscores and hyphens"),
+]
+CallId = Annotated[str, spelt(r"^[!-~]{1,128}$", "1 to 128 visible characters of ASCII")]
 StoreId = Annotated[str, Field(min_length=1, max_length=256)]
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import orjson
 from starlette.types import Message
 
-from services.common.telemetry import traceparent
+from services.common.telemetry.telemetry import traceparent
 from services.gateway.api.rest.generation import chat_completions, completions
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.moderations import create_moderation

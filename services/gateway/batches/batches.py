@@ -21,7 +21,7 @@ from services.gateway.ids import BATCH, FILE
 from services.gateway.jobs.jobs import Jobs, Later
 from services.gateway.jobs.places import Places
 from services.gateway.jobs.queue import Claimed, Queue
-from services.gateway.stores.files import Files
+from services.gateway.stores.files.files import Files
 
 if TYPE_CHECKING:
     from services.gateway.parts import Gateway

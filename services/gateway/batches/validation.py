@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from services.common.config import GatewaySettings
-from services.gateway.api.schema import max_marks, too_many_values
+from services.gateway.api.schema import max_marks, read_json, too_many_values, wrong_json
 from services.gateway.batches.record import Fault
 
 _MOST_FAULTS = 100  # that are told
@@ -73,8 +73,12 @@ def _request(
         why = f"This line has more than {most} commas, colons and brackets, in lists or in text."
         return "", Fault(code="body_too_large", message=why)
     try:
-        request = orjson.loads(line)
-    except ValueError:
+        request = orjson.loads(line)  # as it is read when its turn comes
+        read_json(line)
+    except ValueError as error:
+        if param := wrong_json(error).param:
+            why = f"This line has '{param}' twice in one object."
+            return "", Fault(code="invalid_json_line", message=why, param=param)
         return "", Fault(code="invalid_json_line", message="This line is not valid JSON.")
     if not isinstance(request, dict):
         return "", Fault(code="invalid_json_line", message="This line is not a JSON object.")

@@ -16,14 +16,15 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.common.errors import PenstockError, invalid
+from services.common.event import Event
 from services.gateway import metrics
 from services.gateway.api.rest.http import error_body, http_status
 from services.gateway.connections import straight
@@ -44,11 +45,20 @@ class _Flow(FlowControl):
 
     def __init__(self, transport: asyncio.Transport, ahead: deque[Any]) -> None:
         super().__init__(transport)
+        self._is_writable_event = cast(asyncio.Event, Event())  # of a tenth of the memory
+        self._is_writable_event.set()
         self._ahead = ahead
 
     def resume_reading(self) -> None:
         if not self._ahead:
             super().resume_reading()
+
+
+class _Ahead(list[Any]):
+    """Requests sent ahead, as uvicorn asks its deque: few or none, and that one takes 760 bytes."""
+
+    def appendleft(self, one: Any) -> None:
+        self.insert(0, one)
 
 
 class _Joined:
@@ -86,9 +96,27 @@ class _Joined:
 class Connection(HttpToolsProtocol):
     """uvicorn's protocol, within bounds. Refusals have OpenAI's shape and close the connection."""
 
+    # With uvicorn's own there are more than Python keeps without a table for each object.
+    __slots__ = (
+        "_bytes",
+        "_data",
+        "_door",
+        "_fields",
+        "_head_due",
+        "_in_head",
+        "_joined",
+        "_made",
+        "_peer",
+        "_pieces",
+        "_refusal",
+        "_served",
+        "_unread_since",
+    )
+
     def __init__(self, door: Door, made: Callable[[], None] = lambda: None, **given: Any) -> None:
         """`made` is called before it takes a place: what stood for it gives its own back."""
         super().__init__(**given)
+        self.pipeline = cast(deque[Any], _Ahead())
         self._door = door
         self._made = made
         self._peer = ""
@@ -100,6 +128,7 @@ class Connection(HttpToolsProtocol):
         self._data = b""  # while it is parsed
         self._pieces = 0  # of bodies, in this data
         self._refusal: PenstockError | None = None
+        self._served: RequestResponseCycle | None = None  # `cycle` is the last that came
 
     # ---- from the transport -----------------------------------------------------------------
 
@@ -119,6 +148,9 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.leave(self, self._peer)
         super().connection_lost(exc)
+        if self._served is not None and not self._served.response_complete:
+            self._served.disconnected = True
+            self._served.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head and self._head_due is None:
@@ -161,8 +193,9 @@ class Connection(HttpToolsProtocol):
         # The last read may have brought more than the bound at once.
         if len(self.url) + sum(len(n) + len(v) for n, v in self.headers) > MAX_HEAD_BYTES:
             self._fail(_too_large())
+        before = self.cycle
         super().on_headers_complete()
-        if self.cycle is not None:
+        if self.cycle is not before:  # else this one is read again without its wish
             self.cycle.transport = self._joined  # type: ignore[assignment]
             straight.add(self.cycle)
         self._in_head, self._head_due = False, None
@@ -183,6 +216,10 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self._head_due is not None:  # the next request was held up by this one
             self._await_head()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _should_upgrade(self) -> bool:
         """Whether uvicorn should leave this request to `handle_websocket_upgrade`."""

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Protocol
 
 from services.common.config import GatewaySettings
-from services.common.shares import Shares
+from services.common.fairness.shares import Shares
 from services.gateway import metrics
 from services.gateway.intake import refused
 

@@ -11,8 +11,8 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from services.common.certificates import CertificateFiles
 from services.common.errors import PenstockError
+from services.common.locks.certificates import CertificateFiles
 from services.gateway.connections.door import Door
 
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings
+from services.common.locks.certificates import CertificateFiles
 from services.common.open_files import allow_connections
 from services.gateway.connections.connection import Connection
 from services.gateway.connections.door import Door
@@ -47,6 +47,7 @@ class HttpServer:
         self._taken: set[asyncio.Task[None]] = set()  # and no connection yet
         self._config = uvicorn.Config(
             application,
+            interface="asgi3",
             http=cast(Any, functools.partial(Connection, self._door)),
             ws="none",
             lifespan="off",

@@ -6,7 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from services.gateway.faults import spelt
+
 MOST_RULES = 32  # of one list
+_Name = Annotated[
+    str,
+    spelt(
+        r"^[a-z0-9][a-z0-9_-]{0,31}$",
+        "1 to 32 small letters, digits, hyphens and underscores, with a letter or digit first",
+    ),
+]
 
 
 class Limit(BaseModel):
@@ -14,7 +23,7 @@ class Limit(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$", description="tells it from the others")
+    name: _Name = Field(description="tells it from the others")
     of: Literal["requests", "tokens", "concurrent", "cost"] = Field(
         description="what is counted; cost: in the currency of the price table"
     )

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.common.config import IdentitySettings
 from services.common.redis import Redis
+from services.gateway.faults import spelt
 from services.gateway.identity.audit import (
     DIRECT,
     Act,
@@ -27,7 +28,9 @@ from services.gateway.identity.news import channel
 from services.gateway.identity.tenants import Said, TenantName
 
 _TIDIED = 1000  # expired ones that go with one more
-UserName = Annotated[str, Field(pattern=r"^oidc:([A-Za-z0-9_.@|+-]{1,128}|#[0-9a-f]{32})$")]
+UserName = Annotated[
+    str, spelt(r"^oidc:([A-Za-z0-9_.@|+-]{1,128}|#[0-9a-f]{32})$", "a user's name, oidc:…")
+]
 
 
 class RevokedTokens(BaseModel):

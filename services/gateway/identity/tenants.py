@@ -10,9 +10,10 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Strict
 
 from services.common.redis import Redis
+from services.gateway.faults import spelt
 from services.gateway.identity.audit import (
     DIRECT,
     Act,
@@ -28,8 +29,21 @@ from services.gateway.identity.news import channel
 
 Priority = Literal["high", "normal", "low"]
 TENANT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
-TenantName = Annotated[str, Field(pattern=f"^{TENANT_NAME.pattern}$", strict=True)]
-Said = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$")]
+TenantName = Annotated[
+    str,
+    Strict(),
+    spelt(
+        f"^{TENANT_NAME.pattern}$",
+        "1 to 64 letters of ASCII, digits, underscores, points and hyphens",
+    ),
+]
+Said = Annotated[
+    str,
+    spelt(
+        r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$",
+        "one line without control characters",
+    ),
+]
 """For people: it is shown on terminals, so nothing in it commands one or turns its order round."""
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 MOST_MODELS = 1000

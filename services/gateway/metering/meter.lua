@@ -353,13 +353,21 @@ local function remember(id, used, status, attempt)
   call('SET', key('done', id), cmsgpack.pack(known), 'EX', memory)
 end
 
--- Ends a request with what it used, less what it was charged `before`. What it held is back.
--- An answer only grows: a gateway that tells of less than was settled had been taken for dead, and
--- another has ended the request since.
-local function close(id, run, held, before, status)
-  if before and before.status ~= 'lost' and run.used.output < before.used.output then
-    run.used = before.used
+-- Whether less was used than was charged `before`. An answer only grows: a gateway that tells of less
+-- than was settled had been taken for dead, and another has ended the request since. So does what was
+-- read: a file's job that is done again finds what the first run embedded, and embeds nothing. One
+-- that was taken for lost and `failed` is charged for what was shown, which may be nothing.
+local function shrinks(used, before, status)
+  local was_lost = before.status == 'lost'
+  if used.output == before.used.output then
+    return used.prompt < before.used.prompt and not (was_lost and status == 'failed')
   end
+  return used.output < before.used.output and not was_lost
+end
+
+-- Ends a request with what it used, less what it was charged `before`. What it held is back.
+local function close(id, run, held, before, status)
+  if before and shrinks(run.used, before, status) then run.used = before.used end
   local missing = less(run.used, before and before.used)
   local counted = amounts(missing)
   if before then counted.requests = 0 end

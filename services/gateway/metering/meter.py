@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from protos.common_pb2 import Usage
 from services.common.config import MeteringSettings, Settings
 from services.common.errors import PenstockError
-from services.common.metrics import BoundedNames
 from services.common.redis import Redis, RedisAway
+from services.common.telemetry.metrics import BoundedNames
 from services.gateway import metrics
 from services.gateway.api.rest.http import CLIENT_GONE, http_status
 from services.gateway.identity.principal import Principal
@@ -150,11 +150,12 @@ class Meter:
         route: str,
         model: str,
         expected: tuple[int, int],
+        part: str = "",
     ) -> AsyncIterator[Metered]:
         """Another model's work for a request that is let in: its tokens and cost count, it is no
-        further request but to limits of that model, and it has a line of its own in the ledger.
-        Raises as `admit`."""
-        run = self._run_of(who, f"{metered.run.id}:{route}", route, model, expected)
+        further request but to limits of that model, and it has a line of its own in the ledger;
+        `part`: of several of a route. Raises as `admit`."""
+        run = self._run_of(who, f"{metered.run.id}:{route}{part}", route, model, expected)
         run.bounds = [b for b in run.bounds if b.limit.of in ("tokens", "cost") or b.limit.model]
         beside = Metered(run, self._prices)
         reserved = await self._reserve(beside)
@@ -176,6 +177,13 @@ class Meter:
         written = self.end(metered)
         if written is not None:
             await asyncio.wait([written], timeout=_LEDGER_S)
+
+    def charge(self, who: Principal, request_id: str, route: str, model: str, usage: Usage) -> None:
+        """For a request that was let in, failed, and is given up now: what it has used counts, but
+        for what it was charged before."""
+        metered = Metered(self._run_of(who, request_id, route, model, (0, 0)), self._prices)
+        metered.usage = lambda: usage
+        self.end(metered, asyncio.CancelledError())
 
     def end(
         self, metered: Metered, error: BaseException | None = None

@@ -24,6 +24,7 @@ _SWEPT = 100
 _TRIM_EVERY_S = 60.0
 _AT_ONCE = 256
 _TOLD = 64  # leases renewed in one go: a request at the door waits behind no more
+_GATHER_S = 0.02  # for others that are let in: nobody waits for it, first tokens stand behind it
 _LAST_S = 2.0  # for what waits when the gateway ends
 
 
@@ -199,19 +200,22 @@ class Upkeep:
             metrics.unsettled.set(len(self._unsettled))
 
     async def _tell(self, running: Sequence[Running]) -> None:
-        """Renews leases. Raises one of `RedisAway`."""
+        """Renews leases of those that have not ended meanwhile, or been handed over. Raises one of
+        `RedisAway`."""
         for first in range(0, len(running), _TOLD):
             runs = []
             for one in running[first : first + _TOLD]:  # as it is now: its model may have changed
-                one.run.used = one.used
-                runs.append(one.run)
+                if self._running.get(one.run.id) is one:
+                    one.run.used = one.used
+                    runs.append(one.run)
             await self._shared.hold_all(runs)
 
     async def _tell_new(self) -> None:
         while self._untold:
+            await asyncio.sleep(_GATHER_S)
             some, self._untold = self._untold, []
             with suppress(*RedisAway):  # they are told with all that runs
-                await self._tell([one for one in some if one.run.id in self._running])
+                await self._tell(some)
 
     async def _trim(self) -> None:
         if time.monotonic() - self._trimmed_at < _TRIM_EVERY_S:

@@ -1,7 +1,7 @@
 """One prompt's answers, from a tokenizer to the front."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Any, NamedTuple, cast
 
@@ -38,7 +38,8 @@ async def answer_prompt(
     so_far = prompt.so_far
     stream = TextStream(
         gateway.tokenizers,
-        prompt.request,
+        prompt.put_away(),
+        choices=len(answers),
         patience_s=gateway.settings.gateway.tokenizer_patience_s,
         deadline=way.deadline,
         traceparent=way.traceparent,
@@ -114,14 +115,16 @@ async def answer_prompt(
     raise PenstockError(grpc.StatusCode.INTERNAL, "the answer broke off", stage="tokenizer")
 
 
-async def all_at_once(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+def all_at_once(works: Iterable[Coroutine[Any, Any, None]]) -> Awaitable[None]:
     """Returns when all are done; the first that fails ends the others, and its error is raised."""
     first, *others = works
-    if not others:
-        return await first
+    return _several((first, *others)) if others else first
+
+
+async def _several(works: Iterable[Coroutine[Any, Any, None]]) -> None:
     try:
         async with asyncio.TaskGroup() as group:
-            for work in (first, *others):
+            for work in works:
                 group.create_task(work)
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from protos.common_pb2 import Passage
-from services.common.normal_form import normalized
+from services.common.text.normal_form import normalized
 
 _MARK = re.compile(r"\[(\d{1,3})\]")
 _INDEXED = re.compile(r"_$|(?<![^\W_])[A-Za-z]$")

@@ -88,5 +88,9 @@ class LastingFront(Front, Protocol):
     def told(self) -> str:
         """JSON: what it wants to know when the run is told of later."""
 
+    @property
+    def about(self) -> str:
+        """What lists are to tell of it, where it is in some."""
+
     def joins(self, id: str) -> None:
         """The run that answers is this one: a new one, or the one that is retried."""

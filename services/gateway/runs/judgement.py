@@ -9,15 +9,15 @@ from collections.abc import Container, Sequence
 
 from protos.common_pb2 import Caller
 from protos.retrieval_pb2 import JudgedText, JudgeReply, JudgeRequest
-from services.common.content import text_of
 from services.common.errors import PenstockError, invalid
 from services.common.policy import Policy, RuleSpec
 from services.common.policy.metrics import VERDICTS
-from services.common.spans import Span
-from services.common.telemetry import decision
+from services.common.telemetry.spans import Span
+from services.common.telemetry.telemetry import decision
+from services.common.text.content import text_of
 from services.gateway.runs.prompt import Prompt
 from services.gateway.runs.records import Journal
-from services.gateway.stores.retrieval_client import RetrievalClient, is_outage
+from services.gateway.stores.retrieval.client import RetrievalClient, is_outage
 
 Text = tuple[str, str]
 """The field that it is from, and what it says."""

@@ -10,8 +10,8 @@ from protos.common_pb2 import Usage
 from protos.retrieval_pb2 import JudgedText, JudgeRequest
 from services.common.errors import invalid
 from services.common.policy import Policy, RuleSpec, Subject
-from services.common.spans import Span
-from services.common.telemetry import decision
+from services.common.telemetry.spans import Span
+from services.common.telemetry.telemetry import decision
 from services.gateway.api.moderation_schema import POLICY
 from services.gateway.identity.principal import Principal
 from services.gateway.metering.estimate import of_texts

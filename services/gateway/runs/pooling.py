@@ -1,30 +1,25 @@
 """Numbers of many inputs (embeddings, scores, classes), the same for REST and gRPC: of a served
 model by way of the tokenizer, as any generation; or of retrieval's own embedding model."""
 
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import grpc
 import numpy as np
 
-from protos.common_pb2 import Usage
 from protos.retrieval_pb2 import EmbedRequest
-from protos.tokenizer_pb2 import Pool, PromptRequest, TextDelta
+from protos.tokenizer_pb2 import Pool, PromptRequest
 from services.common.errors import PenstockError
-from services.common.fair_threads import FairThreads
-from services.common.spans import Span
-from services.common.telemetry import traceparent
+from services.common.fairness.fair_threads import FairThreads
+from services.common.telemetry.spans import Span
 from services.gateway.api.schema import UNSUPPORTED, bad_value
 from services.gateway.identity.principal import Principal
 from services.gateway.metering.estimate import of_texts
-from services.gateway.metering.prices import Cost
 from services.gateway.parts import Gateway
 from services.gateway.runs.front import Asked
 from services.gateway.runs.judgement import Judgement, Text
+from services.gateway.runs.numbers import Numbers, by_model
 from services.gateway.runs.records import Journal
-from services.gateway.runs.text_stream import TextStream
 
 
 @dataclass
@@ -57,32 +52,6 @@ def rename(error: PenstockError, called: Sequence[tuple[str, str]]) -> None:
             error.message = error.message.replace(error.param, param)
             error.param = param
             return
-
-
-@dataclass
-class Numbers:
-    """What came of it."""
-
-    values: list[bytes]  # of each input: float32, little-endian
-    model: str
-    usage: Usage = field(default_factory=Usage)
-    labels: list[str] = field(default_factory=list)  # of classes
-    cost: Cost | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)  # what the caller's limits leave
-
-    def arrays(self) -> list[np.ndarray]:
-        return [np.frombuffer(one, "<f4") for one in self.values]
-
-    def scores(self) -> list[float]:
-        """Of each input its one number."""
-        return [float(one[0]) for one in self.arrays()]
-
-    def take(self, delta: TextDelta) -> None:
-        for one in delta.pooled:
-            self.values[one.index] = one.values
-        self.labels.extend(delta.labels)
-        self.usage.prompt_tokens += delta.usage.prompt_tokens
-        self.usage.cached_tokens += delta.usage.cached_tokens
 
 
 async def compute(
@@ -156,28 +125,12 @@ async def _is_retrievals(gateway: Gateway, ask: Ask) -> bool:
 
 async def _by_model(gateway: Gateway, ask: Ask, got: Numbers, span: Span, journal: Journal) -> None:
     own = gateway.settings.gateway
-    stream = TextStream(
-        gateway.tokenizers,
-        ask.request,
-        patience_s=own.tokenizer_patience_s,
-        deadline=time.monotonic() + own.request_timeout_s,
-        traceparent=traceparent(span),
-    )
+    waiting = (own.tokenizer_patience_s, own.request_timeout_s)
     try:
-        async with aclosing(stream.batches()) as batches:
-            async for deltas in batches:
-                for delta in deltas:
-                    got.take(delta)
+        await by_model(gateway.tokenizers, ask.request, got, span, journal.below, *waiting)
     finally:
-        stream.cancel()
-        journal.below.MergeFrom(stream.record)
-    if len(stream.attempts) > 1:
-        journal.decide("tokenizer", stream.attempts[-1], lost=", ".join(stream.attempts[:-1]))
-    if stream.end.status.code and not stream.finished:
-        raise PenstockError.from_status(stream.end.status)
-    if not all(got.values):
-        broken = "the numbers of some inputs did not come"
-        raise PenstockError(grpc.StatusCode.INTERNAL, broken, stage="tokenizer")
+        if len(got.asked) > 1:
+            journal.decide("tokenizer", got.asked[-1], lost=", ".join(got.asked[:-1]))
 
 
 def _judged(ask: Ask, decoded: Sequence[str]) -> list[Text]:

@@ -16,7 +16,7 @@ from protos.tokenizer_pb2 import (
     TextDelta,
     TextLogprob,
 )
-from services.common.content import text_of
+from services.common.text.content import text_of
 from services.gateway.runs.citations import Checked, check
 
 
@@ -36,7 +36,7 @@ class SoFar:
 class Prompt:
     """A validated generation request. `request` lacks only the caller and retrieved passages."""
 
-    request: PromptRequest
+    _request: PromptRequest | bytes
     stores: tuple[str, ...] = ()  # ids of vector stores to search
     max_passages: int = 0
     question: str = ""  # what they are searched for
@@ -49,6 +49,20 @@ class Prompt:
     param: str = ""  # of several prompts in one request, which this is: "prompt[1]"
     so_far: SoFar | None = None
     search: Searched | None = None  # how the stores were searched
+
+    @property
+    def request(self) -> PromptRequest:
+        """To be changed by whoever asks for it."""
+        if isinstance(self._request, bytes):
+            self._request = PromptRequest.FromString(self._request)
+        return self._request
+
+    def put_away(self) -> bytes:
+        """It serialized: all that is kept until somebody asks for it again. As a message it takes
+        more than a kilobyte beside its texts, as long as its answer lasts."""
+        if not isinstance(self._request, bytes):
+            self._request = self._request.SerializeToString()
+        return self._request
 
     @property
     def text(self) -> str:
@@ -68,6 +82,9 @@ class Call:
     @property
     def arguments(self) -> str:
         return "".join(self.pieces)
+
+
+_NO_USAGE = Usage()  # yet: of all answers
 
 
 @dataclass
@@ -90,9 +107,10 @@ class Answer:
     echo: Echo | None = None  # the prompt, where it is to come back
     finish: FinishReason = FINISH_NONE
     stop: str = ""  # the stop string that ended it
-    usage: Usage = field(default_factory=Usage)  # of the whole answer
-    known: Usage = field(default_factory=Usage)  # before that
-    plan: PromptPlan = field(default_factory=PromptPlan)
+    usage: Usage = field(default_factory=lambda: _NO_USAGE)  # of the whole answer
+    # What is known from the first delta on, serialized: a part of it as a message holds all of it.
+    _known: bytes = b""  # a Usage
+    _plan: bytes = b""
     arrived: float = 0.0  # the last of it, monotonic seconds; 0: nothing yet
     began: float = 0.0  # the first of it, likewise
     tokens: int = 0  # that came
@@ -123,11 +141,11 @@ class Answer:
                 self.finish = delta.finish
                 self.usage, self.stop = delta.usage, delta.stop
             elif delta.HasField("usage"):
-                self.known = delta.usage
+                self._known = delta.usage.SerializeToString()
             for one in delta.redacted:
                 self._redact(one)
             if delta.HasField("plan"):
-                self.plan = delta.plan
+                self._plan = delta.plan.SerializeToString()
         self.tokens += tokens
         if gap_s:
             self.tokens_since += tokens
@@ -136,12 +154,16 @@ class Answer:
         return tokens, gap_s
 
     @property
+    def plan(self) -> PromptPlan:
+        """How the window was spent on its prompt, once that is known."""
+        return PromptPlan.FromString(self._plan)
+
+    @property
     def used(self) -> Usage:
         """So far: of a whole answer as its tokenizer counts, of another what has come."""
         if self.finish:
             return self.usage
-        used = Usage()
-        used.CopyFrom(self.known)
+        used = Usage.FromString(self._known)
         used.completion_tokens = self.tokens
         return used
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from services.common.errors import PenstockError
-from services.common.spans import Within
+from services.common.telemetry.spans import Within
 from services.gateway import metrics
 from services.gateway.api.rest.http import internal
 from services.gateway.identity.permissions import admit

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from protos import common_pb2
 from services.common.discovery import REPLICA_ID
 from services.common.errors import PenstockError
-from services.common.spans import Remote
-from services.common.telemetry import decision, remote_parent
+from services.common.telemetry.spans import Remote
+from services.common.telemetry.telemetry import decision, remote_parent
 from services.gateway.metering.meter import Metered
 from services.gateway.metering.prices import Cost
 
@@ -46,13 +46,20 @@ class Journal:
         self.error: PenstockError | None = None
         self.goes_on = False  # as a run, which has a record of its own
         self.decisions: list[common_pb2.Decision] = []
-        self.below = common_pb2.Record()  # what the other services told
+        self._below: common_pb2.Record | None = None
         self.is_watched = True  # somebody waits for its first text: times of others tell nothing
         self._record = b""  # all of it, once the request has ended
         self.first_text_s = 0.0  # since the start; 0: none yet
         self.duration_s = 0.0
         self.tokens = 0  # that arrived
         self._began = time.monotonic()
+
+    @property
+    def below(self) -> common_pb2.Record:
+        """What the other services told."""
+        if self._below is None:
+            self._below = common_pb2.Record()
+        return self._below
 
     def decide(self, subject: str, choice: str, **reasons: Any) -> None:
         self.decisions.append(decision("gateway", subject, choice, reasons))
@@ -75,7 +82,7 @@ class Journal:
         it would be 40, and in pieces that hold memory between those of larger requests."""
         self.duration_s = time.monotonic() - self._began
         self._record = record.SerializeToString()
-        self.below, self.decisions = common_pb2.Record(), []
+        self._below, self.decisions = None, []
 
     @property
     def admission_s(self) -> float:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from services.common.config import GatewaySettings
 from services.common.redis import Redis, RedisAway, RedisError, Script
 from services.gateway.runs.records import Journal
-from services.gateway.stores.storage_room import StorageRoom
+from services.gateway.stores.files.storage_room import StorageRoom
 
 log = logging.getLogger(__name__)
 

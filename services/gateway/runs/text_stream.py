@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from array import array
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 
@@ -10,6 +11,7 @@ import grpc
 from protos.common_pb2 import Record
 from protos.tokenizer_pb2 import PromptRequest, Resume, TextDelta
 from services.common.errors import PenstockError
+from services.common.event import Event
 from services.common.link import End, LinkRequest
 from services.common.peers import Peers
 from services.gateway import metrics
@@ -22,7 +24,27 @@ for who reads `batches`, in whose task it costs twice as much."""
 
 MAX_UNREAD_BYTES = 4 * 2**20  # of a stream whose client does not read, but for one delta
 MAX_LOSSES = 3  # of tokenizers under one request; it may be the request that they die of
+_NO_END, _NO_RECORD = End(), Record()  # yet
 _LOST = frozenset({"peer_lost", "peer_stalled", "draining"})
+
+
+class _Begun:
+    """Of one choice, as Resume.Begun has it, which would be a kilobyte of its own."""
+
+    __slots__ = (
+        "accepted_tokens",
+        "cached_tokens",
+        "characters",
+        "draft_tokens",
+        "finished",
+        "token_ids",
+    )
+
+    def __init__(self, cached_tokens: int) -> None:
+        self.cached_tokens = cached_tokens
+        self.draft_tokens = self.accepted_tokens = self.characters = 0
+        self.finished = False
+        self.token_ids = array("I")
 
 
 class TextStream:
@@ -35,42 +57,44 @@ class TextStream:
     def __init__(
         self,
         tokenizers: Peers,
-        request: PromptRequest,
+        request: bytes,
         *,
+        choices: int = 1,
         patience_s: float,
         deadline: float,
         traceparent: str,
         told: Iterable[TextDelta] = (),
     ) -> None:
-        """`patience_s`: for a tokenizer to appear. `deadline` in time.monotonic() seconds.
-        `told`: the answers' beginning, which another gateway had."""
+        """`request`: a PromptRequest of so many choices, serialized, as which it is kept as long as
+        the answer lasts. `patience_s`: for a tokenizer to appear. `deadline` in time.monotonic()
+        seconds. `told`: the answers' beginning, which another gateway had."""
         self._tokenizers = tokenizers
         self._request = request
         self._patience_s = patience_s
         self._deadline = deadline
         self._traceparent = traceparent
-        self._so_far = Resume()
-        self._begun: dict[int, Resume.Begun] = {}  # of its choices
-        self._unfinished = max(1, request.choices)
+        self._first = b""  # delta: as a message it would be a kilobyte
+        self._begun: dict[int, _Begun] = {}  # of its choices
+        self._pooled: list[int] = []  # the inputs whose numbers came
+        self._unfinished = max(1, choices)
         self._link_request: LinkRequest | None = None
         self._inbox: list[bytes] = []
         self._unread_bytes = 0
         self._overrun = False
-        self._wake = asyncio.Event()
+        self._wake = Event()
         self._waited = False  # who reads `batches` waits for the next
         self._soon = False  # what has come is looked at in the next turn
         self._failed: Exception | None = None  # what `straight` gave
         self.straight: Straight | None = None
-        self._over = asyncio.Event()  # nothing more comes on this link
         self._losses = 0
         self.finished = (
             False  # the last delta of all has come: whatever ends the link then, ends no answer
         )
-        self.end = End()
-        self.record = Record()  # what all tokenizers asked told of it
+        self.end = _NO_END
+        self.record = _NO_RECORD  # what all tokenizers asked told of it
         self.attempts: list[str] = []  # their ids
         for delta in told:
-            self._note(delta)
+            self._note(delta, delta.SerializeToString())
 
     async def batches(self) -> AsyncGenerator[list[TextDelta], None]:
         """What has arrived since the last look, never empty. `end` is set after the last.
@@ -79,17 +103,15 @@ class TextStream:
         its answer pile up.
         """
         while not self.finished:
-            ended = await self._open()
-            try:
-                while not ended.done() or self._inbox:
-                    await self._next()
-                    if self._inbox:
-                        yield self._take()
-            finally:
-                ended.cancel()
+            asked = await self._open()
+            while not asked.outcome.done() or self._inbox:
+                await self._next()
+                if self._inbox:
+                    yield self._take()
             if self._overrun:
                 raise client_too_slow()
-            self.end = ended.result()
+            self.end = asked.outcome.result()
+            self.record = Record(spans=self.record.spans, decisions=self.record.decisions)
             self.record.MergeFrom(self.end.record)
             if self.finished or not self._may_go_on():
                 return
@@ -98,32 +120,30 @@ class TextStream:
         """Lets more come in; no longer than until all is there."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._over.wait()
+                if self._link_request is not None:
+                    await self._link_request.ended()
 
     def cancel(self) -> None:
         """Frees everything downstream; free when it has ended."""
         if self._link_request is not None:
             self._link_request.cancel()
 
-    async def _open(self) -> "asyncio.Task[End]":
+    async def _open(self) -> LinkRequest:
         peer = await self._tokenizers.pick_least_loaded(self._patience_s)
         self.attempts.append(peer.id)
+        request = self._request
         if self._begun:  # of a pool's numbers, too: they are choice 0
-            self._request.resume.CopyFrom(self._so_far)
-        self._link_request = peer.link.open(
-            self._request.SerializeToString(),
+            rest = PromptRequest.FromString(request)
+            rest.resume.CopyFrom(self._so_far())
+            request = rest.SerializeToString()
+        self._link_request = asked = peer.link.open(
+            request,
             deadline=self._deadline,
             traceparent=self._traceparent,
             on_item=self._on_item,
         )
-        ended = asyncio.create_task(self._link_request.ended())
-        self._over.clear()
-        ended.add_done_callback(self._on_end)
-        return ended
-
-    def _on_end(self, _: "asyncio.Task[End]") -> None:
-        self._wake.set()
-        self._over.set()
+        asked.outcome.add_done_callback(lambda _: self._wake.set())
+        return asked
 
     async def _next(self) -> None:
         """Something has come that nobody took, or nothing more will."""
@@ -166,35 +186,55 @@ class TextStream:
     def _take(self) -> list[TextDelta]:
         inbox, self._inbox, self._unread_bytes = self._inbox, [], 0
         deltas = [TextDelta.FromString(payload) for payload in inbox]
-        for delta in deltas:
-            self._note(delta)
+        for delta, payload in zip(deltas, inbox, strict=True):
+            self._note(delta, payload)
         return deltas
 
-    def _note(self, delta: TextDelta) -> None:
-        """Keeps what another tokenizer would have to know."""
-        if delta.choice not in self._begun:
-            self._so_far.plan.CopyFrom(delta.plan)
-            self._so_far.prompt_digest = delta.prompt_digest
-            self._so_far.checkpoint = delta.checkpoint
-            self._so_far.policy = delta.policy
-            begun = self._begun[delta.choice] = self._so_far.choices.add(choice=delta.choice)
-            begun.cached_tokens = delta.usage.cached_tokens
-        begun = self._begun[delta.choice]
+    def _note(self, delta: TextDelta, payload: bytes) -> None:
+        """Keeps what another tokenizer would have to know. `payload`: the same, serialized."""
+        if not self._first:
+            self._first = payload if not delta.pooled else _without_numbers(delta)
+        if (begun := self._begun.get(delta.choice)) is None:
+            begun = self._begun[delta.choice] = _Begun(delta.usage.cached_tokens)
         if delta.HasField("usage"):
             begun.draft_tokens = delta.usage.draft_tokens
             begun.accepted_tokens = delta.usage.accepted_tokens
-        begun.token_ids.MergeFrom(delta.token_ids)
+        begun.token_ids.extend(delta.token_ids)
         begun.characters += len(delta.text) + len(delta.reasoning)
         if delta.tool_calls:
             begun.characters += sum(len(call.arguments) for call in delta.tool_calls)
         if delta.pooled:
-            self._so_far.pooled.extend(one.index for one in delta.pooled)
+            self._pooled.extend(one.index for one in delta.pooled)
         if delta.finish:
             begun.finished = True
             self._unfinished -= 1
             self.finished = not self._unfinished
             if self.finished and self._link_request is not None:
                 self._link_request.settle()
+
+    def _so_far(self) -> Resume:
+        """What another tokenizer goes on behind."""
+        first = TextDelta.FromString(self._first)
+        choices = [
+            Resume.Begun(
+                choice=choice,
+                token_ids=begun.token_ids,
+                characters=begun.characters,
+                cached_tokens=begun.cached_tokens,
+                draft_tokens=begun.draft_tokens,
+                accepted_tokens=begun.accepted_tokens,
+                finished=begun.finished,
+            )
+            for choice, begun in self._begun.items()
+        ]
+        return Resume(
+            plan=first.plan,
+            prompt_digest=first.prompt_digest,
+            checkpoint=first.checkpoint,
+            policy=first.policy,
+            choices=choices,
+            pooled=self._pooled,
+        )
 
     def _may_go_on(self) -> bool:
         """Whether it was a tokenizer that was lost, and not one too many.
@@ -208,6 +248,17 @@ class TextStream:
         metrics.tokenizer_losses.labels(status.reason).inc()
         log.warning("tokenizer %s was lost (%s)", self.attempts[-1], status.reason)
         return self._losses <= MAX_LOSSES
+
+
+def _without_numbers(delta: TextDelta) -> bytes:
+    """What is kept of a pool's first delta."""
+    kept = TextDelta(
+        plan=delta.plan,
+        prompt_digest=delta.prompt_digest,
+        checkpoint=delta.checkpoint,
+        policy=delta.policy,
+    )
+    return kept.SerializeToString()
 
 
 def client_too_slow() -> PenstockError:

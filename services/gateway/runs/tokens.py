@@ -7,7 +7,7 @@ import grpc
 
 from protos.tokenizer_pb2 import PromptRequest, TextDelta
 from services.common.errors import PenstockError
-from services.common.telemetry import traceparent
+from services.common.telemetry.telemetry import traceparent
 from services.gateway.identity.principal import Principal
 from services.gateway.parts import Gateway
 from services.gateway.runs.asked_model import asked_model
@@ -34,7 +34,7 @@ async def tokens_of(
     with gateway.telemetry.span("tokenize") as span:
         stream = TextStream(
             gateway.tokenizers,
-            request,
+            request.SerializeToString(),
             patience_s=own.tokenizer_patience_s,
             deadline=time.monotonic() + own.request_timeout_s,
             traceparent=traceparent(span),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.common.shares import Shares
+from services.common.fairness.shares import Shares
 from services.retrieval.cache.revisions import Revision
 
 _OVERHEAD = 1024  # bytes of an entry beside its own: so their number is bounded, too

@@ -16,8 +16,8 @@ import numpy as np
 from protos.retrieval_pb2 import SearchReply, SearchRequest
 from services.common.config import RetrievalSettings
 from services.common.errors import PenstockError
-from services.common.normal_form import normalized
-from services.common.spans import Span
+from services.common.telemetry.spans import Span
+from services.common.text.normal_form import normalized
 from services.retrieval import metrics
 from services.retrieval.cache.results import Result, Results
 from services.retrieval.cache.revisions import Revisions, Seen
@@ -34,7 +34,7 @@ _OUTAGES = frozenset(
 class Embedded(NamedTuple):
     """A query, as the model reads it."""
 
-    vector: np.ndarray  # at unit length
+    vector: np.ndarray  # at unit length; empty: there is none, its words are looked for alone
     tokens: int
     late: np.ndarray  # its tokens' vectors (token_vectors.py)
 
@@ -157,6 +157,8 @@ class _Asked(NamedTuple):
         told.CopyFrom(request)
         for field in ("caller", "collections", "query", "judged", "policy", *_HOW_OLD):
             told.ClearField(field)
+        if told.HasField("vector"):  # by a machine's rounding it is another each time
+            del told.vector.values[:]
         told.caller.tenant = request.caller.tenant
         told.collections.extend(sorted(set(request.collections)))
         kind = told.SerializeToString(deterministic=True)

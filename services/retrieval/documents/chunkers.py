@@ -9,21 +9,20 @@ import asyncio
 import itertools
 import json
 import logging
-import os
 import signal
 import sys
 from array import array
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import grpc
 
 from protos import retrieval_pb2 as pb
+from services.common.children import plain_environment
 from services.common.errors import PenstockError, invalid
-from services.common.turns import Turns
+from services.common.fairness.turns import Turns
 from services.retrieval import metrics
 from services.retrieval.documents.chunks import Chunk, ProcessOptions, Span, passage
 
@@ -33,7 +32,6 @@ Buffer = bytes | memoryview
 
 _AT_ONCE = 2  # documents; the second process is started when it is needed
 _WALL_PER_CPU = 6  # a busy machine gives a process such a part of a core
-_ROOT = Path(__file__).resolve().parents[3]
 
 
 # How native code ends that a broken file has led astray.
@@ -137,7 +135,6 @@ class _Process:
 
     @classmethod
     async def start(cls, options: ProcessOptions) -> "_Process":
-        path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         own = cls(
             await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -146,7 +143,7 @@ class _Process:
                 json.dumps(options),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+                env=plain_environment(),
             ),
             options,
         )

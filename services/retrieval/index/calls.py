@@ -15,8 +15,8 @@ from typing import TypeVar
 import grpc
 
 from services.common.errors import PenstockError, unavailable
-from services.common.fair_threads import FairThreads
-from services.common.shares import Shares
+from services.common.fairness.fair_threads import FairThreads
+from services.common.fairness.shares import Shares
 from services.retrieval import metrics
 from services.retrieval.index.points import (
     Points,

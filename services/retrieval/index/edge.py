@@ -17,7 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from services.common.secrets import private_folder
+from services.common.children import plain_environment
+from services.common.locks.secrets import private_folder
 from services.retrieval.index.layout import Layout
 from services.retrieval.index.points import (
     Condition,
@@ -31,7 +32,6 @@ from services.retrieval.index.points import (
 
 log = logging.getLogger(__name__)
 
-_ROOT = Path(__file__).resolve().parents[3]
 _STANDS_STILL_S = 60.0  # a call that takes longer never ends
 _READY_S = 3600.0  # reading a log, or a store of an earlier version
 _END_S = 10.0
@@ -43,8 +43,9 @@ class EdgePoints:
     kind = "embedded"
     threads = 1
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
+    def __init__(self, layout: Layout, *others: Layout) -> None:
+        """`others`: of further models."""
+        self._layouts = [layout, *others]
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection[Any, Any] | None = None
 
@@ -52,12 +53,12 @@ class EdgePoints:
         if self._pipe is None:
             self._start()
 
-    def search(self, question: Question) -> Found:
-        found: Found = self._ask("search", question)
+    def search(self, question: Question, model: str = "") -> Found:
+        found: Found = self._ask("search", question, model)
         return found
 
-    def put(self, points: Sequence[Point]) -> None:
-        self._ask("put", points)
+    def put(self, points: Sequence[Point], model: str = "") -> None:
+        self._ask("put", points, model)
 
     def change(self, where: Condition, payload: Mapping[str, Any]) -> None:
         self._ask("change", where, payload)
@@ -69,12 +70,14 @@ class EdgePoints:
         ids: list[str] = self._ask("ids", where, limit)
         return ids
 
-    def payloads(self, where: Condition, limit: int, keys: Sequence[str]) -> list[dict[str, Any]]:
-        payloads: list[dict[str, Any]] = self._ask("payloads", where, limit, keys)
+    def payloads(
+        self, where: Condition, limit: int, keys: Sequence[str], model: str = ""
+    ) -> list[dict[str, Any]]:
+        payloads: list[dict[str, Any]] = self._ask("payloads", where, limit, keys, model)
         return payloads
 
-    def count(self, where: Condition) -> int:
-        number: int = self._ask("count", where)
+    def count(self, where: Condition, model: str = "") -> int:
+        number: int = self._ask("count", where, model)
         return number
 
     def close(self) -> None:
@@ -95,15 +98,14 @@ class EdgePoints:
         return value
 
     def _start(self) -> None:
-        private_folder(Path(self._layout.data_dir))
+        private_folder(Path(self._layouts[0].data_dir))
         ours, theirs = Pipe()
-        path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         command = ["-m", "services.retrieval.index.edge_process", str(theirs.fileno())]
         self._process = subprocess.Popen(
-            [sys.executable, *command, json.dumps(self._layout._asdict())],
+            [sys.executable, *command, json.dumps([layout._asdict() for layout in self._layouts])],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            env=plain_environment(),
         )
         theirs.close()
         _bound(ours, _STANDS_STILL_S)

@@ -1,4 +1,4 @@
-"""`python -m services.retrieval.index.edge_process FD '<layout>'`: the embedded store's process.
+"""`python -m services.retrieval.index.edge_process FD '<layouts>'`: the embedded store's process.
 
 The library holds the interpreter for the whole of each call, so it has one of its own. It answers
 the calls of `Points`, one after the other, as they come through the pipe FD: a pickled (method,
@@ -31,9 +31,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which closes the pipe
     pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
     os.set_inheritable(pipe.fileno(), False)
-    layout = Layout(**json.loads(sys.argv[2]))
+    layouts = [Layout(**one) for one in json.loads(sys.argv[2])]
     try:
-        shards = Shards(layout)
+        shards = Shards(*layouts)
     except StoreUnusableError as error:
         pipe.send(("unusable", (error.text, error.reason)))
         return

@@ -61,12 +61,14 @@ class Point:
     payload: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    id: str
-    score: float  # by cosine, or BM25's
+class Hit(NamedTuple):
+    """A passage found, and why it stands where it does."""
+
     payload: dict[str, Any]
-    vector: np.ndarray | None = None  # of what BM25 found: float32 [dimension], of unit length
+    score: float  # what it is ranked by
+    dense: float  # cosine with the question
+    sparse: float  # by BM25; 0: not among the best by words
+    late: float | None = None  # by its tokens; None: not looked at, or it has none
 
 
 # -- conditions on a point's payload; a key may be a path, "attributes.number.x" ------------------
@@ -119,23 +121,33 @@ Condition = Is | Within | Missing | Not | Every | Either
 # -------------------------------------------------------------------------------------------------
 
 
+class Weights(NamedTuple):
+    embedding: float = 1.0
+    text: float = 0.3  # 0: words are not looked for
+    late: float = 1.0
+
+
+BOTH = Weights()
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """What a search looks for, in one way or in both."""
 
     where: Condition
     corpus: Condition  # the points whose words BM25's IDF is computed from
-    limit: int
-    dense: np.ndarray | None = None
+    limit: int  # of each way
+    dense: np.ndarray | None = None  # float32 [dimension], of unit length
     sparse: Sparse | None = None
+    weights: Weights = BOTH
+    closely: int = 0  # of so many of the best the tokens are told, too
 
 
 class Found(NamedTuple):
-    """Hits of each way, best first."""
+    """Best first."""
 
-    dense: list[Hit]
-    sparse: list[Hit]
-    earlier: Sequence[Hit] = ()  # by BM25 alone, of documents that an earlier model embedded
+    hits: list[Hit]
+    earlier: Sequence[Hit] = ()  # by BM25 alone, of documents that another model embedded
     incomplete: bool = False  # some of those cannot be read
 
 
@@ -145,7 +157,8 @@ def best_of(ways: Iterable[Sequence[Hit]], limit: int) -> list[Hit]:
 
 
 class Points(Protocol):
-    """What the present model embedded, and what earlier ones did and was not indexed anew yet.
+    """What models embedded: those that this service has, and earlier ones, of which it was not
+    indexed anew yet. `model`: whose points are asked for, by its fingerprint; empty: of the first.
 
     Every method raises StoreUnusableError, StoreAwayError or StoreFailedError.
     """
@@ -159,9 +172,9 @@ class Points(Protocol):
     def open(self) -> None:
         """Makes what is missing."""
 
-    def search(self, question: Question) -> Found: ...
+    def search(self, question: Question, model: str = "") -> Found: ...
 
-    def put(self, points: Sequence[Point]) -> None:
+    def put(self, points: Sequence[Point], model: str = "") -> None:
         """Those of the same ids are replaced. What has returned outlives the process."""
 
     def change(self, where: Condition, payload: Mapping[str, Any]) -> None:
@@ -171,10 +184,12 @@ class Points(Protocol):
 
     def ids(self, where: Condition, limit: int) -> list[str]: ...
 
-    def payloads(self, where: Condition, limit: int, keys: Sequence[str]) -> list[dict[str, Any]]:
-        """Of the present model's points, in no order."""
+    def payloads(
+        self, where: Condition, limit: int, keys: Sequence[str], model: str = ""
+    ) -> list[dict[str, Any]]:
+        """Of this model's points, in no order."""
 
-    def count(self, where: Condition) -> int:
-        """Of the present model's points."""
+    def count(self, where: Condition, model: str = "") -> int:
+        """Of this model's points."""
 
     def close(self) -> None: ...

@@ -16,14 +16,17 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from services.retrieval.index.conditions import as_filter
+from services.retrieval.index.fusing import Place, fused, worth_reading
 from services.retrieval.index.layout import Layout
 from services.retrieval.index.points import (
+    BOTH,
     DENSE,
     INTEGERS,
     KEYWORDS,
     SCOPE,
     SPARSE,
     TENANT,
+    TOKENS,
     Condition,
     Found,
     Hit,
@@ -44,6 +47,7 @@ _SHORT = models.TurboQuantization(
 _APPROXIMATE = models.SearchParams(
     quantization=models.QuantizationSearchParams(rescore=True, oversampling=2.0)
 )
+_NO_TOKENS = models.PayloadSelectorExclude(exclude=[TOKENS])
 
 
 class ServerPoints:
@@ -53,10 +57,16 @@ class ServerPoints:
     threads = 8
 
     def __init__(
-        self, layout: Layout, url: str, api_key: str | None, ca: Path | None, timeout_s: float
+        self,
+        layouts: Sequence[Layout],
+        url: str,
+        api_key: str | None,
+        ca: Path | None,
+        timeout_s: float,
     ) -> None:
-        self._layout = layout
-        self._name = layout.collection
+        """`layouts`: one for each model, one at least."""
+        self._layouts = {layout.fingerprint: layout for layout in layouts}
+        self._first = layouts[0]
         self._url = url
         self._api_key = api_key
         self._ca = ca
@@ -70,18 +80,18 @@ class ServerPoints:
         with self._ready():
             pass
 
-    def search(self, question: Question) -> Found:
-        by_words = replace(question, dense=None)
+    def search(self, question: Question, model: str = "") -> Found:
+        by_words, its = replace(question, dense=None, weights=BOTH, closely=0), self._name(model)
         with self._ready() as client:
-            own = _found(client, self._name, question)
-            earlier = [_found(client, name, by_words).get(SPARSE, []) for name in self._earlier]
-        best = best_of(earlier, question.limit)
-        return Found(own.get(DENSE, []), own.get(SPARSE, []), best)
+            own = _found(client, its, question)
+            others = (name for name in self._all() if name != its)
+            earlier = [_found(client, name, by_words) for name in others]
+        return Found(own, best_of(earlier, question.limit))
 
-    def put(self, points: Sequence[Point]) -> None:
+    def put(self, points: Sequence[Point], model: str = "") -> None:
         made = [_point(point) for point in points]
         with self._ready() as client:
-            client.upsert(self._name, made, wait=True)
+            client.upsert(self._name(model), made, wait=True)
 
     def change(self, where: Condition, payload: Mapping[str, Any]) -> None:
         with self._ready() as client:
@@ -98,20 +108,22 @@ class ServerPoints:
         found: list[str] = []
         with self._ready() as client:
             # By what is deleted: so also of a model that another replica was started with since.
-            self._earlier = _others(client, self._layout)
+            self._earlier = self._others(client)
             for name in self._all():
                 if left := limit - len(found):
                     records, _ = client.scroll(name, selected, limit=left, with_payload=False)
                     found += (str(record.id) for record in records)
         return found
 
-    def payloads(self, where: Condition, limit: int, keys: Sequence[str]) -> list[dict[str, Any]]:
+    def payloads(
+        self, where: Condition, limit: int, keys: Sequence[str], model: str = ""
+    ) -> list[dict[str, Any]]:
         with self._ready() as client:
-            return _Collection(client, self._name).payloads(where, limit, keys)
+            return _Collection(client, self._name(model)).payloads(where, limit, keys)
 
-    def count(self, where: Condition) -> int:
+    def count(self, where: Condition, model: str = "") -> int:
         with self._ready() as client:
-            return client.count(self._name, as_filter(where, models), exact=True).count
+            return client.count(self._name(model), as_filter(where, models), exact=True).count
 
     def close(self) -> None:
         if self._client is not None:
@@ -125,8 +137,9 @@ class ServerPoints:
                 if self._client is None:
                     self._client = self._connect()
                 if time.monotonic() >= self._look_again:
-                    self._make(self._client)
-                    self._earlier = _others(self._client, self._layout)
+                    for layout in self._layouts.values():
+                        _make(self._client, layout)
+                    self._earlier = self._others(self._client)
                     for name in self._all():
                         publish_unscoped(_Collection(self._client, name))
                     self._look_again = time.monotonic() + _LOOKED_AT_S
@@ -146,40 +159,54 @@ class ServerPoints:
             verify=ssl.create_default_context(cafile=self._ca) if self._ca else True,
         )
 
-    def _make(self, client: QdrantClient) -> None:
-        if not client.collection_exists(self._name):
-            self._create(client)
-        # In any case: who made it may have ended before that. What is there is left as it is.
-        tenant = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)
-        client.create_payload_index(self._name, TENANT, tenant)
-        for key in (SCOPE, *KEYWORDS):
-            client.create_payload_index(self._name, key, models.PayloadSchemaType.KEYWORD)
-        for key in INTEGERS:
-            client.create_payload_index(self._name, key, models.PayloadSchemaType.INTEGER)
-        # Last: a collection without is built anew for it, with the graphs of its indexes.
-        if client.get_collection(self._name).config.quantization_config is None:
-            client.update_collection(self._name, quantization_config=_SHORT)
-
-    def _create(self, client: QdrantClient) -> None:
-        dense = models.VectorParams(size=self._layout.dimension, distance=models.Distance.COSINE)
-        sparse = models.SparseVectorParams(modifier=models.Modifier.IDF)
-        # One graph per tenant instead of a global one: every search names its tenant.
-        graph = models.HnswConfigDiff(m=0, payload_m=16)
-        try:
-            client.create_collection(
-                self._name,
-                vectors_config={DENSE: dense},
-                sparse_vectors_config={SPARSE: sparse},
-                hnsw_config=graph,
-                quantization_config=_SHORT,
-                metadata={"embedding_model": self._layout.model},
-            )
-        except UnexpectedResponse as error:
-            if error.status_code != 409:  # another replica was first
-                raise
-
     def _all(self) -> list[str]:
-        return [self._name, *self._earlier]
+        return [*(layout.collection for layout in self._layouts.values()), *self._earlier]
+
+    def _name(self, model: str) -> str:
+        """Of its collection."""
+        return self._layouts[model].collection if model else self._first.collection
+
+    def _others(self, client: QdrantClient) -> list[str]:
+        """Collections of other models. An empty one stays: a replica may be about to write to
+        it."""
+        of_a_model = re.compile(rf"{re.escape(self._first.earlier)}-[0-9a-f]+")  # not of a longer
+        own = {layout.collection for layout in self._layouts.values()}
+        names = (found.name for found in client.get_collections().collections)
+        return [name for name in names if of_a_model.fullmatch(name) and name not in own]
+
+
+def _make(client: QdrantClient, layout: Layout) -> None:
+    if not client.collection_exists(layout.collection):
+        _create(client, layout)
+    # In any case: who made it may have ended before that. What is there is left as it is.
+    tenant = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)
+    client.create_payload_index(layout.collection, TENANT, tenant)
+    for key in (SCOPE, *KEYWORDS):
+        client.create_payload_index(layout.collection, key, models.PayloadSchemaType.KEYWORD)
+    for key in INTEGERS:
+        client.create_payload_index(layout.collection, key, models.PayloadSchemaType.INTEGER)
+    # Last: a collection without is built anew for it, with the graphs of its indexes.
+    if client.get_collection(layout.collection).config.quantization_config is None:
+        client.update_collection(layout.collection, quantization_config=_SHORT)
+
+
+def _create(client: QdrantClient, layout: Layout) -> None:
+    dense = models.VectorParams(size=layout.dimension, distance=models.Distance.COSINE)
+    sparse = models.SparseVectorParams(modifier=models.Modifier.IDF)
+    # One graph per tenant instead of a global one: every search names its tenant.
+    graph = models.HnswConfigDiff(m=0, payload_m=16)
+    try:
+        client.create_collection(
+            layout.collection,
+            vectors_config={DENSE: dense},
+            sparse_vectors_config={SPARSE: sparse},
+            hnsw_config=graph,
+            quantization_config=_SHORT,
+            metadata={"embedding_model": layout.model},
+        )
+    except UnexpectedResponse as error:
+        if error.status_code != 409:  # another replica was first
+            raise
 
 
 class _Collection:
@@ -200,25 +227,32 @@ class _Collection:
         self._client.set_payload(self._name, dict(payload), selected, wait=True)
 
 
-def _others(client: QdrantClient, layout: Layout) -> list[str]:
-    """Collections of other models. An empty one stays: a replica may be about to write to it."""
-    of_a_model = re.compile(rf"{re.escape(layout.earlier)}-[0-9a-f]+")  # not of a longer namespace
-    names = (found.name for found in client.get_collections().collections)
-    return [name for name in names if of_a_model.fullmatch(name) and name != layout.collection]
-
-
-def _found(client: QdrantClient, name: str, question: Question) -> dict[str, list[Hit]]:
-    """By the way in which it is asked."""
+def _found(client: QdrantClient, name: str, question: Question) -> list[Hit]:
+    """Best first. Payloads are read of those alone."""
     asked = _requests(question)
     if not asked:
-        return {}
+        return []
     answers = client.query_batch_points(name, list(asked.values()))
-    return {way: [*map(_hit, answer.points)] for way, answer in zip(asked, answers, strict=True)}
+    found: dict[str, dict[Any, float]] = {DENSE: {}, SPARSE: {}}
+    for way, answer in zip(asked, answers, strict=True):
+        found[way] = {hit.id: hit.score for hit in answer.points}
+        for hit in answer.points:
+            if isinstance(hit.vector, dict) and question.dense is not None:
+                cosine = np.asarray(hit.vector[DENSE], np.float32) @ question.dense
+                found[DENSE].setdefault(hit.id, float(cosine))
+    places = worth_reading(fused(found[DENSE], found[SPARSE], question), question)
+    return _read(client, name, places, question.closely)
 
 
-def _hit(hit: models.ScoredPoint) -> Hit:
-    vector = np.asarray(hit.vector[DENSE], np.float32) if isinstance(hit.vector, dict) else None
-    return Hit(str(hit.id), hit.score, hit.payload or {}, vector)
+def _read(client: QdrantClient, name: str, places: list[Place], closely: int) -> list[Hit]:
+    """Those that were not deleted since. Tokens are 5 KB of a passage, and are read of the best
+    alone: a second call takes less than those of hundreds."""
+    records = []
+    for part, what in ((places[:closely], True), (places[closely:], _NO_TOKENS)):
+        if ids := [place.id for place in part]:
+            records += client.retrieve(name, ids, with_payload=what)
+    payloads = {record.id: record.payload or {} for record in records}
+    return [Hit(payloads[place.id], *place[1:]) for place in places if place.id in payloads]
 
 
 def _requests(question: Question) -> dict[str, models.QueryRequest]:
@@ -231,10 +265,10 @@ def _requests(question: Question) -> dict[str, models.QueryRequest]:
             using=DENSE,
             filter=where,
             limit=question.limit,
-            with_payload=True,
+            with_payload=False,
             params=_APPROXIMATE,
         )
-    if question.sparse is not None and question.sparse.indices:
+    if question.weights.text and question.sparse is not None and question.sparse.indices:
         indices, values = question.sparse
         corpus = models.IdfCorpusParams(corpus=as_filter(question.corpus, models))
         asked[SPARSE] = models.QueryRequest(
@@ -242,8 +276,8 @@ def _requests(question: Question) -> dict[str, models.QueryRequest]:
             using=SPARSE,
             filter=where,
             limit=question.limit,
-            with_payload=True,
-            with_vector=[DENSE],
+            with_payload=False,
+            with_vector=[DENSE] if question.dense is not None else None,
             params=models.SearchParams(idf=corpus),
         )
     return asked

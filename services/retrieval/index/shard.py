@@ -14,6 +14,7 @@ import numpy as np
 import qdrant_edge as library
 
 from services.retrieval.index.conditions import as_filter
+from services.retrieval.index.fusing import Place, fused, worth_reading
 from services.retrieval.index.layout import Layout
 from services.retrieval.index.points import (
     DENSE,
@@ -22,8 +23,8 @@ from services.retrieval.index.points import (
     SCOPE,
     SPARSE,
     TENANT,
+    TOKENS,
     Condition,
-    Found,
     Hit,
     Point,
     Question,
@@ -39,6 +40,8 @@ _SHORT = library.TurboQuantQuantizationConfig(bits=library.TurboQuantBitSize.Bit
 _APPROXIMATE = library.SearchParams(
     quantization=library.QuantizationSearchParams(rescore=True, oversampling=2.0)
 )
+_EXACT = library.SearchParams(quantization=library.QuantizationSearchParams(ignore=True))
+_NO_TOKENS = library.PayloadSelector.Exclude([TOKENS])
 
 
 class Shard:
@@ -51,25 +54,32 @@ class Shard:
             if key not in self._shard.info().payload_schema:  # a version before this one made it
                 _index(self._shard, key)
 
-    def search(self, question: Question) -> Found:
+    def search(self, question: Question) -> list[Hit]:
+        """Best first. Payloads are read of those alone: of a passage, all else takes less time."""
+        where = as_filter(question.where, library)
         ways = _ways(question)
-        asked = [
-            library.QueryRequest(
-                query=library.Query.Nearest(vector, using=name),
-                filter=as_filter(question.where, library),
-                limit=question.limit,
-                with_payload=True,
-                with_vector=[DENSE] if name == SPARSE else None,
-                params=params,
-            )
-            for name, vector, params in ways
-        ]
+        asked = [_nearest(vector, name, where, question.limit, how) for name, vector, how in ways]
         answers = self._shard.query_batch(library.QueryBatchRequest(asked))
-        found = {
-            name: [_hit(hit) for hit in hits]
-            for (name, *_), hits in zip(ways, answers, strict=True)
-        }
-        return Found(found.get(DENSE, []), found.get(SPARSE, []))
+        found: dict[str, dict[Any, float]] = {DENSE: {}, SPARSE: {}}
+        for (name, *_), hits in zip(ways, answers, strict=True):
+            found[name] = {hit.id: hit.score for hit in hits}
+        by_words_alone = {*found[SPARSE]} - {*found[DENSE]}
+        if question.dense is not None and by_words_alone:
+            found[DENSE] |= self._cosines(question.dense, by_words_alone)
+        places = worth_reading(fused(found[DENSE], found[SPARSE], question), question)
+        return self._read(places, question.closely)
+
+    def _cosines(self, vector: np.ndarray, ids: set[Any]) -> dict[Any, float]:
+        these = library.Filter(must=[library.HasIdCondition(ids)])
+        asked = _nearest(vector, DENSE, these, len(ids), _EXACT)
+        return {hit.id: hit.score for hit in self._shard.query(asked)}
+
+    def _read(self, places: Sequence[Place], closely: int) -> list[Hit]:
+        best, rest = ([place.id for place in part] for part in (places[:closely], places[closely:]))
+        records = self._shard.retrieve(best, with_payload=True, with_vector=False)
+        records += self._shard.retrieve(rest, with_payload=_NO_TOKENS, with_vector=False)
+        payloads = {record.id: record.payload or {} for record in records}
+        return [Hit(payloads[place.id], *place[1:]) for place in places]
 
     def put(self, points: Sequence[Point]) -> None:
         made = [
@@ -121,9 +131,12 @@ class Shard:
         self._shard.close()
 
 
-def _hit(hit: library.ScoredPoint) -> Hit:
-    vector = np.asarray(hit.vector[DENSE], np.float32) if isinstance(hit.vector, dict) else None
-    return Hit(str(hit.id), hit.score, hit.payload or {}, vector)
+def _nearest(vector: Any, name: str, where: Any, limit: int, how: Any) -> library.QueryRequest:
+    """Ids and scores."""
+    nearest = library.Query.Nearest(vector, using=name)
+    return library.QueryRequest(
+        query=nearest, filter=where, limit=limit, params=how, with_payload=False
+    )
 
 
 def _ways(question: Question) -> list[tuple[str, Any, Any]]:
@@ -131,7 +144,7 @@ def _ways(question: Question) -> list[tuple[str, Any, Any]]:
     ways: list[tuple[str, Any, Any]] = []
     if question.dense is not None:
         ways.append((DENSE, question.dense, _APPROXIMATE))
-    if question.sparse is not None and question.sparse.indices:
+    if question.weights.text and question.sparse is not None and question.sparse.indices:
         corpus = library.IdfParams(corpus=as_filter(question.corpus, library))
         vector = library.SparseVector(*question.sparse)
         ways.append((SPARSE, vector, library.SearchParams(idf=corpus)))

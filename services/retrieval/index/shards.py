@@ -1,8 +1,8 @@
-"""The embedded store: a shard for the present model, and those of models before it.
+"""The embedded store: a shard for each model that the service has, and those of models before.
 
-One process has the folder of all. A document is in one shard: what is written goes to the present
-model's, and leaves the earlier ones when it is whole there. Until then searches find it by BM25
-alone, for which the model does not matter.
+One process has the folder of all. A document is in one shard: what is written goes to that of the
+model that embedded it, and leaves the others when it is whole there. Until then searches find it by
+BM25 alone, for which the model does not matter.
 """
 
 import errno
@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 from services.retrieval.index.earlier import earlier_points
 from services.retrieval.index.layout import Layout
 from services.retrieval.index.points import (
+    BOTH,
     Condition,
     Every,
     Found,
@@ -44,11 +45,13 @@ _QUICKLY = 50_000  # points: a second
 class Shards:
     """Raises StoreUnusableError where another process has them."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *others: Layout) -> None:
         self._lock = _lock(layout.root)
         self._folder = layout.folder
-        self._own = _own(layout)
-        self._earlier = dict(_earlier(layout))
+        self._first = layout.fingerprint
+        layouts = {one.fingerprint: one for one in (layout, *others)}
+        self._own = {fingerprint: _own(one) for fingerprint, one in layouts.items()}
+        self._earlier = dict(_earlier(layout, {one.folder for one in layouts.values()}))
         self._unreadable = any(layout.root.glob(f"*{_UNREADABLE}"))
         for shard in self._all():
             shard.vacuum()
@@ -56,23 +59,26 @@ class Shards:
         for shard in self._all():
             publish_unscoped(shard)
 
-    def search(self, question: Question) -> Found:
-        found = self._own.search(question)
-        by_words = replace(question, dense=None)
+    def search(self, question: Question, model: str = "") -> Found:
+        own = self._of_model(model)
+        found = own.search(question)
+        by_words = replace(question, dense=None, weights=BOTH, closely=0)
         hits, incomplete = list[list[Hit]](), self._unreadable
-        for folder, shard in self._earlier.items():
+        for name, shard in chain(self._own.items(), self._earlier.items()):
+            if shard is own:
+                continue
             try:
-                hits.append(shard.search(by_words).sparse)
+                hits.append(shard.search(by_words))
             except Exception as error:  # the library knows no other
-                log.error("%s cannot be searched: %s", folder, error)
+                log.error("%s cannot be searched: %s", name, error)
                 incomplete = True
-        return found._replace(earlier=best_of(hits, question.limit), incomplete=incomplete)
+        return Found(found, best_of(hits, question.limit), incomplete)
 
-    def put(self, points: Sequence[Point]) -> None:
+    def put(self, points: Sequence[Point], model: str = "") -> None:
         """On a full disk the library would end with the process, again at each start."""
         if not has_room(self._folder, 0):
             raise OSError(errno.ENOSPC, "the disk is full", str(self._folder))
-        self._own.put(points)
+        self._of_model(model).put(points)
 
     def change(self, where: Condition, payload: Mapping[str, Any]) -> None:
         for shard in self._all():
@@ -89,11 +95,13 @@ class Shards:
                 found += shard.ids(where, limit - len(found))
         return found
 
-    def payloads(self, where: Condition, limit: int, keys: Sequence[str]) -> list[dict[str, Any]]:
-        return self._own.payloads(where, limit, keys)
+    def payloads(
+        self, where: Condition, limit: int, keys: Sequence[str], model: str = ""
+    ) -> list[dict[str, Any]]:
+        return self._of_model(model).payloads(where, limit, keys)
 
-    def count(self, where: Condition) -> int:
-        return self._own.count(where)
+    def count(self, where: Condition, model: str = "") -> int:
+        return self._of_model(model).count(where)
 
     def flush(self) -> None:
         for shard in self._all():
@@ -111,21 +119,24 @@ class Shards:
         os.close(self._lock)
 
     def _all(self) -> Iterator[Shard]:
-        return chain([self._own], self._earlier.values())
+        return chain(self._own.values(), self._earlier.values())
+
+    def _of_model(self, fingerprint: str) -> Shard:
+        return self._own[fingerprint or self._first]
 
     def _move(self, layout: Layout) -> int:
         """Takes over what versions before this one stored: how many points."""
         moved = 0
         with earlier_points(layout) as (theirs, batches):
             for points in batches:
-                self._of(theirs, layout).put(points)
+                self._of(theirs).put(points)
                 moved += len(points)
             self.flush()
         return moved
 
-    def _of(self, theirs: Layout, ours: Layout) -> Shard:
-        if theirs.folder == ours.folder:
-            return self._own
+    def _of(self, theirs: Layout) -> Shard:
+        if theirs.fingerprint in self._own:
+            return self._own[theirs.fingerprint]
         if theirs.folder not in self._earlier:
             self._earlier[theirs.folder] = Shard(theirs)
         return self._earlier[theirs.folder]
@@ -142,13 +153,13 @@ def _own(layout: Layout) -> Shard:
         ) from error
 
 
-def _earlier(layout: Layout) -> Iterator[tuple[Path, Shard]]:
-    """Those of other models that hold something; the others are deleted. One that cannot be read is
+def _earlier(layout: Layout, own: Container[Path]) -> Iterator[tuple[Path, Shard]]:
+    """Those besides `own` that hold something; the others are deleted. One that cannot be read is
     put aside for good: what it missed of deletions would be found again later.
     """
     for made_by in layout.root.glob(f"*/{MADE_BY}"):
         folder, model = made_by.parent, json.loads(made_by.read_text())["embedding_model"]
-        if folder == layout.folder:
+        if folder in own:
             continue
         try:
             shard = Shard(layout._replace(fingerprint=folder.name, model=model, dimension=0))

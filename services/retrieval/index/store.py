@@ -16,9 +16,8 @@ Points are written and removed in small batches, between which searches have the
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,21 +29,22 @@ from services.retrieval.documents.chunks import Chunk
 from services.retrieval.index import effort, words
 from services.retrieval.index.attributes import stored as stored_attributes
 from services.retrieval.index.calls import Calls
+from services.retrieval.index.draft import Draft, of_collection, point_of
 from services.retrieval.index.points import (
+    BOTH,
     SCOPE,
-    TENANT,
-    TOKENS,
     Condition,
     Every,
     Found,
     Is,
     Not,
-    Point,
     Points,
     Question,
+    Weights,
     Within,
+    best_of,
 )
-from services.retrieval.index.scopes import DRAFT, scope_of
+from services.retrieval.index.scopes import scope_of
 
 log = logging.getLogger(__name__)
 
@@ -54,41 +54,14 @@ _NONE: Mapping[str, AttributeValue] = {}
 _MOST_CHUNKS = 65_536  # of a document, in all its revisions
 
 
-@dataclass(frozen=True)
-class Draft:
-    """A document's revision while it is written."""
-
-    tenant: str
-    collection: str
-    source_id: str
-    digest: str
-    revision: int
-    attributes: Mapping[str, Any]  # as a payload holds them
-    stored: frozenset[int]  # positions of its chunks that need not be put
-    complete: bool  # none needs to be
-
-    @property
-    def document(self) -> tuple[Condition, ...]:
-        return (*_of_collection(self.tenant, self.collection), Is("source_id", (self.source_id,)))
-
-    @property
-    def own(self) -> Every:
-        """Not what another text of the same revision left."""
-        of_this = Is("revision", (self.revision,)), Is("digest", (self.digest,))
-        return Every((*self.document, *of_this))
-
-    @property
-    def scope(self) -> str:
-        """Of its chunks, once it is published."""
-        return scope_of(self.tenant, self.collection)
-
-
 class Store:
     """Every method raises PenstockError UNAVAILABLE while the store is away or too slow."""
 
-    def __init__(self, calls: Calls, revisions: Revisions) -> None:
-        """`revisions` hear of each write, for searches that are told again."""
+    def __init__(self, calls: Calls, revisions: Revisions, model: str = "") -> None:
+        """`revisions` hear of each write, for searches that are told again; `model`: by which what
+        is put here was embedded, and is searched (points.py)."""
         self._calls = calls
+        self._model = model
         self._revisions = revisions
         self._cleaning: set[asyncio.Task[None]] = set()
 
@@ -105,23 +78,37 @@ class Store:
         text: str,
         limit: int,
         only: Condition | None = None,
+        weights: Weights = BOTH,
+        closely: int = 0,
     ) -> Found:
-        """The nearest chunks by cosine, and those that share the rarest words with the text; how
-        rare a word is does not depend on `only`. Raises INVALID_ARGUMENT ("filters_too_costly").
+        """The best of the nearest chunks by cosine, and of those that share the rarest words with
+        the text; how rare a word is does not depend on `only`. With an empty vector the latter
+        alone. `closely`: of how many of them the tokens are told, too. Raises INVALID_ARGUMENT
+        ("filters_too_costly").
         """
         corpus = Is(SCOPE, tuple(scope_of(tenant, one) for one in collections))
         where = Every((corpus, only)) if only is not None else corpus
         if only is not None and self._calls.kind == "embedded":
             await self._refuse_costly(tenant, corpus, only)
         sparse = words.of_question(text)
-        question = Question(where, corpus, limit, vector, sparse)
-        return await self._calls.read("search", tenant, lambda points: points.search(question))
+        question = Question(where, corpus, limit, vector, sparse, weights, closely)
+        if not vector.size:
+            question = Question(where, corpus, limit, None, sparse)
+        found = await self._calls.read(
+            "search", tenant, lambda points: points.search(question, self._model)
+        )
+        if vector.size:
+            return found
+        by_words = best_of([found.hits, found.earlier], limit)
+        return Found([], by_words, found.incomplete)
 
     async def _refuse_costly(self, tenant: str, corpus: Condition, only: Condition) -> None:
         each = effort.of_each_chunk(only)
         if each < 1:
             return
-        chunks = await self._calls.read("count", tenant, lambda points: points.count(corpus))
+        chunks = await self._calls.read(
+            "count", tenant, lambda points: points.count(corpus, self._model)
+        )
         if each * chunks > effort.MOST:
             raise effort.refusal(chunks)
 
@@ -137,7 +124,7 @@ class Store:
         """Begins a revision; 0: above those that are stored. One that a published one has overtaken
         already is complete. An empty digest is that of no other text.
         """
-        document = (*_of_collection(tenant, collection), Is("source_id", (source_id,)))
+        document = (*of_collection(tenant, collection), Is("source_id", (source_id,)))
         held = stored_attributes(attributes)
         begun = Draft(tenant, collection, source_id, digest, revision, held, frozenset(), False)
         if not revision:
@@ -158,10 +145,12 @@ class Store:
     async def whole(self, tenant: str, collection: str, source_id: str) -> int:
         """How many chunks searches find by the present model of a document that it has whole, and
         that has left all earlier ones; else 0."""
-        document = Every((*_of_collection(tenant, collection), Is("source_id", (source_id,))))
+        document = Every((*of_collection(tenant, collection), Is("source_id", (source_id,))))
         keys = (SCOPE, "revision", "position", "of")
         found = await self._calls.read(
-            "select", tenant, lambda points: points.payloads(document, _MOST_CHUNKS, keys)
+            "select",
+            tenant,
+            lambda points: points.payloads(document, _MOST_CHUNKS, keys, self._model),
         )
         by_revision: dict[int, set[int]] = {}
         for payload in found:
@@ -228,7 +217,7 @@ class Store:
         """Deletes a source, or the whole collection, where a revision is given up to that; returns
         how many chunks there were.
         """
-        conditions = _of_collection(tenant, collection)
+        conditions = of_collection(tenant, collection)
         if source_id:
             conditions = (*conditions, Is("source_id", (source_id,)))
         if revision:
@@ -244,7 +233,7 @@ class Store:
         attributes: Mapping[str, AttributeValue],
     ) -> None:
         """In place of those that the source has."""
-        where = Every((*_of_collection(tenant, collection), Is("source_id", (source_id,))))
+        where = Every((*of_collection(tenant, collection), Is("source_id", (source_id,))))
         held = stored_attributes(attributes)
         async with self._revisions.writing(tenant, collection):
             await self._calls.write("change", tenant, lambda points: points.change(where, held))
@@ -261,7 +250,7 @@ class Store:
             return frozenset(), 0
         keys = ("revision", "position", "of")
         found = await self._calls.read(
-            "select", tenant, lambda points: points.payloads(alike, _MOST_CHUNKS, keys)
+            "select", tenant, lambda points: points.payloads(alike, _MOST_CHUNKS, keys, self._model)
         )
         by_revision: dict[int, dict[int, int]] = {}
         doubled = set[int]()  # two writers were at once at a revision: its chunks cannot be told
@@ -297,7 +286,9 @@ class Store:
 
     async def _some_revision(self, tenant: str, document: Condition) -> int:
         found = await self._calls.read(
-            "revision", tenant, lambda points: points.payloads(document, 1, ("revision",))
+            "revision",
+            tenant,
+            lambda points: points.payloads(document, 1, ("revision",), self._model),
         )
         return int(found[0]["revision"]) if found else 0
 
@@ -305,7 +296,7 @@ class Store:
         self, draft: Draft, made: Sequence[tuple[int, Chunk, np.ndarray, str]], of: int
     ) -> None:
         def put(points: Points) -> None:
-            points.put([_point(draft, *one, of) for one in made])
+            points.put([point_of(draft, *one, of) for one in made], self._model)
 
         await self._calls.write("write", draft.tenant, put)
 
@@ -322,45 +313,10 @@ class Store:
         return count
 
     async def _count(self, tenant: str, where: Condition) -> int:
-        return await self._calls.read("count", tenant, lambda points: points.count(where))
-
-
-def _of_collection(tenant: str, collection: str) -> tuple[Condition, ...]:
-    return Is(TENANT, (tenant,)), Is("collection", (collection,))
+        return await self._calls.read(
+            "count", tenant, lambda points: points.count(where, self._model)
+        )
 
 
 def _deletion(ids: list[str]) -> Callable[[Points], None]:
     return lambda points: points.delete(ids)
-
-
-def _point(
-    draft: Draft, position: int, chunk: Chunk, vector: np.ndarray, tokens: str, of: int
-) -> Point:
-    # The id follows from what the point is: a write that is repeated adds nothing.
-    version = draft.revision, draft.digest
-    whose = (draft.tenant, draft.collection, draft.source_id, *version, position)
-    payload: dict[str, Any] = {
-        SCOPE: DRAFT,
-        TENANT: draft.tenant,
-        "collection": draft.collection,
-        "source_id": draft.source_id,
-        "revision": draft.revision,
-        "digest": draft.digest,
-        **draft.attributes,
-        "position": position,
-        "of": of,
-        "title": chunk.title,
-        "text": chunk.text,
-        "start": chunk.start,
-        "end": chunk.end,
-        "lead": chunk.lead,
-        "pages": chunk.pages and [*chunk.pages],
-        "rows": chunk.rows and [*chunk.rows],
-        TOKENS: tokens,
-    }
-    return Point(
-        id=str(uuid.uuid5(uuid.NAMESPACE_OID, repr(whose))),
-        dense=vector,
-        sparse=words.of_passage(f"{chunk.title}\n{chunk.text}"),
-        payload=payload,
-    )

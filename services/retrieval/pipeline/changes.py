@@ -1,7 +1,7 @@
 """Remove and SetAttributes: what is taken out of a store, or said anew of a document there."""
 
 from protos import retrieval_pb2 as pb
-from services.common.spans import Span
+from services.common.telemetry.spans import Span
 from services.retrieval import requests
 from services.retrieval.pipeline.parts import Parts
 

@@ -3,7 +3,7 @@
 from protos import retrieval_pb2 as pb
 from services.common.errors import PenstockError, invalid
 from services.common.policy import Subject
-from services.common.spans import Span
+from services.common.telemetry.spans import Span
 from services.retrieval import requests
 from services.retrieval.pipeline.judging import checked, policy_of
 from services.retrieval.pipeline.parts import Parts

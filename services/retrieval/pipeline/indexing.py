@@ -8,28 +8,42 @@ import grpc
 import numpy as np
 
 from protos import retrieval_pb2 as pb
-from services.common.errors import PenstockError
+from services.common.errors import PenstockError, unavailable
 from services.common.policy import Policy
-from services.common.spans import Span
+from services.common.telemetry.spans import Span
 from services.retrieval import metrics, requests, token_vectors
 from services.retrieval.documents import loading
 from services.retrieval.documents.chunkers import CutDocument, Loaded
-from services.retrieval.index.store import Draft
-from services.retrieval.pipeline.judging import check_meaning, may_refuse, policy_of
+from services.retrieval.index.draft import Draft
+from services.retrieval.pipeline.judging import (
+    check_meaning,
+    looks_at_meaning,
+    may_refuse,
+    policy_of,
+)
 from services.retrieval.pipeline.parts import Parts
 from services.retrieval.pipeline.reading import blob_of, check_owner, load
+from services.retrieval.served_model import ServedModel
 from services.retrieval.token_vectors import packed
 
 _STORED_AT_ONCE = 64  # chunks: what waits for the model is bounded, and what a kill does again
 _FOR_NOW = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 
 Tell = Callable[[pb.IndexNews], Awaitable[object]]
+Ask = Callable[[Sequence[str]], Awaitable[pb.TextVectors]]
+"""A served model's vectors of some texts."""
 
 
-async def index(parts: Parts, request: pb.IndexRequest, span: Span, tell: Tell) -> None:
+async def index(
+    parts: Parts, request: pb.IndexRequest, span: Span, tell: Tell, ask: Ask | None = None
+) -> None:
     """Until the last step is done, searches find the document's earlier text, beside what is stored
     of the new one. What is broken off (a killed service, a client that is gone, something away or
-    full for now) stays stored, for who asks again; what fails is taken back."""
+    full for now, a time that is over where others are computed first) stays stored, for who asks
+    again; what fails is taken back. `ask`: who asks for it tells a served model's vectors."""
+    parts = parts.of_model(request.embedder)
+    if (ask is None) == isinstance(parts.model, ServedModel):
+        raise _asked_otherwise(parts.model.name, is_told=ask is not None)
     reader, own, tenant = parts.model.reader, parts.settings, request.caller.tenant
     requests.check_index(request, reader.max_tokens - reader.special_tokens)
     check_owner(parts, tenant, request.blob)
@@ -53,16 +67,18 @@ async def index(parts: Parts, request: pb.IndexRequest, span: Span, tell: Tell) 
     try:
         loaded, document = await _read(parts, request, policy, chunking, span)
         async with asyncio.timeout(own.index_timeout_s):
-            await _store(parts, policy, draft, document, span, tell, low=request.reindexing)
+            tokens = await _store(
+                parts, policy, draft, document, span, tell, ask, low=request.reindexing
+            )
     except PenstockError as error:
         if error.code not in _FOR_NOW:
             parts.store.discard(draft)
         raise
     except TimeoutError:
-        if not request.reindexing:  # that waits behind others, and is gone on with
+        if ask is None and not request.reindexing:  # these wait behind others, and are gone on with
             parts.store.discard(draft)
         raise
-    chunks, tokens = len(document.chunks), sum(map(len, document.texts))
+    chunks = len(document.chunks)
     await parts.store.publish(draft, chunks)
     reply = pb.IndexReply(chunks=chunks, tokens=tokens, note=loaded.note, embedder=embedder)
     await tell(pb.IndexNews(reply=reply))
@@ -73,7 +89,7 @@ async def _digest(
 ) -> str:
     """Of all that the document's chunks are made from."""
     versions = loading.VERSION, token_vectors.VERSION
-    made_from = (versions, chunking, parts.model.fingerprint, policy.digest, request.title)
+    made_from = (versions, chunking, parts.model.made_by, policy.digest, request.title)
     digest = hashlib.sha256(repr(made_from).encode())
     async for piece in blob_of(parts, request.blob):
         digest.update(piece)
@@ -102,15 +118,34 @@ async def _store(
     document: CutDocument,
     span: Span,
     tell: Tell,
+    ask: Ask | None,
     *,
     low: bool,
-) -> None:
-    """Those chunks of it that are not stored; each batch is written as a whole, or not."""
+) -> int:
+    """Those chunks of it that are not stored; each batch is written as a whole, or not. Returns the
+    tokens of all: of those that were stored as they are counted here."""
     chunks, texts = document.chunks, document.texts
+    spent = sum(len(texts[n]) for n in draft.stored)
+
+    async def told(positions: Sequence[int], its: list[list[int]]) -> np.ndarray:
+        """A served model's vectors, of what may be stored."""
+        nonlocal spent
+        assert ask is not None
+        assert isinstance(parts.model, ServedModel)
+        if await looks_at_meaning(parts, policy):
+            meant = await parts.embedder.read(draft.tenant, its, lambda one: one.vector, low=low)
+            await check_meaning(parts, policy, np.stack(meant), span)
+        answer = await ask([parts.model.reads(chunks[n]) for n in positions])
+        spent += answer.tokens
+        return parts.model.vectors(answer.vectors, len(positions))
 
     async def read(positions: Sequence[int]) -> tuple[np.ndarray, Sequence[str]]:
         """Vectors, and tokens'."""
+        nonlocal spent
         its = [[*texts[n]] for n in positions]
+        if ask is not None:
+            return await told(positions, its), [""] * len(positions)
+        spent += sum(map(len, its))
         made = await parts.embedder.read(
             draft.tenant, its, lambda one: (one.vector, packed(one.tokens)), low=low
         )
@@ -127,7 +162,8 @@ async def _store(
         judged = await may_refuse(parts, policy)
         ahead = {at: await read(some) for at, some in batches.items() if some and judged}
         for at, some in batches.items():
-            progress = pb.IndexProgress(done=at, chunks=len(chunks))
+            paid = spent if ask is not None else 0
+            progress = pb.IndexProgress(done=at, chunks=len(chunks), tokens=paid)
             await tell(pb.IndexNews(progress=progress))
             if not some:
                 continue
@@ -135,3 +171,11 @@ async def _store(
             its = [chunks[n] for n in some]
             await parts.store.put(draft, some, its, vectors, len(chunks), tokens)
             metrics.INDEXED_CHUNKS.inc(len(some))
+    return spent
+
+
+def _asked_otherwise(model: str, *, is_told: bool) -> PenstockError:
+    """By a caller whose settings are others, or whose version is."""
+    how = "is one of retrieval's own" if is_told else "is a served one, whose vectors nobody tells"
+    why = f"the embedding model {model!r} {how}"
+    return unavailable(why, stage="retrieval", reason="other_embedders")

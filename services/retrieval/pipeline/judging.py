@@ -10,7 +10,7 @@ from protos import retrieval_pb2 as pb
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.policy import Policy, Subject
 from services.common.policy.metrics import VERDICTS
-from services.common.spans import Span
+from services.common.telemetry.spans import Span
 from services.retrieval import requests
 from services.retrieval.pipeline.parts import Parts
 
@@ -118,6 +118,11 @@ async def may_refuse(parts: Parts, policy: Policy) -> bool:
     """Whether an upload may be refused for what it means."""
     rules = (prototype.rule for prototype in await parts.prototypes.of(policy))
     return any("uploads" in rule.where and rule.action == "refuse" for rule in rules)
+
+
+async def looks_at_meaning(parts: Parts, policy: Policy) -> bool:
+    """Whether any rule is about what an upload means."""
+    return any("uploads" in one.rule.where for one in await parts.prototypes.of(policy))
 
 
 async def check_meaning(parts: Parts, policy: Policy, vectors: np.ndarray, span: Span) -> None:

@@ -6,7 +6,7 @@ from protos import retrieval_pb2 as pb
 from services.common.blobs import NoBlobError
 from services.common.errors import PenstockError, invalid
 from services.common.policy import Policy
-from services.common.spans import Span
+from services.common.telemetry.spans import Span
 from services.retrieval import requests
 from services.retrieval.documents.chunkers import Loaded
 from services.retrieval.pipeline.judging import check_document, policy_of

@@ -5,28 +5,25 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import numpy as np
+
 from protos import retrieval_pb2 as pb
-from services.common.errors import unavailable
+from services.common.errors import invalid, unavailable
 from services.common.policy import Subject
-from services.common.spans import Span
+from services.common.telemetry.spans import Span
 from services.retrieval import metrics, requests
 from services.retrieval.cache.searches import Embedded
 from services.retrieval.index import attributes
-from services.retrieval.index.points import Found
+from services.retrieval.index.points import BOTH, Weights
 from services.retrieval.pipeline.judging import check_passages, checked, policy_of
 from services.retrieval.pipeline.parts import Parts
 from services.retrieval.search.passages import passages_of
-from services.retrieval.search.ranking import (
-    Ranked,
-    Weights,
-    beside,
-    by_both,
-    by_meaning,
-    by_tokens,
-)
+from services.retrieval.search.ranking import CLOSELY, beside, by_tokens
+from services.retrieval.served_model import ServedModel
 from services.retrieval.token_vectors import few
 
 _FETCHED = 24  # passages at least, by meaning and by words
+_NO_TOKENS = np.empty((0, 1), np.float32)
 _EMBEDDING_SHARE = 0.5  # of a search's time, at most: the store is to have some, too
 
 
@@ -36,6 +33,7 @@ async def search(
     """What is found, or was found before (cache/searches.py). Within `within_s` it is found or
     not."""
     requests.check_search(request)
+    parts = parts.of_model(request.embedder)
     tenant, policy = request.caller.tenant, policy_of(parts, request.policy)
     if request.judged and policy.texts.has("input"):
         subjects = [Subject("query", "input", request.query, "user")]
@@ -59,6 +57,11 @@ async def _embedded(
     parts: Parts, request: pb.SearchRequest, span: Span, within_s: float
 ) -> Embedded:
     """A question longer than the window is embedded by its two ends; the span says so."""
+    if isinstance(parts.model, ServedModel):
+        return _told(parts.model, request)
+    if request.HasField("vector"):
+        why = f"{parts.model.name!r} is one of retrieval's own embedding models"
+        raise invalid(f"vector: {why}", "vector", stage="retrieval")
     tenant = request.caller.tenant
     with parts.telemetry.span("embed", span) as step:
         async with stage("the embedding model", "embedder_slow", within_s):
@@ -70,9 +73,20 @@ async def _embedded(
     return Embedded(read.vector, len(query.ids), few(read.tokens))
 
 
+def _told(model: ServedModel, request: pb.SearchRequest) -> Embedded:
+    """By who asks; what it cost he knows. Without it the words are looked for alone."""
+    vector = np.empty(0, np.float32)
+    if request.HasField("vector"):
+        (vector,) = model.vectors([request.vector], 1)
+    return Embedded(vector, 0, _NO_TOKENS)
+
+
 async def _looked_up(
     parts: Parts, request: pb.SearchRequest, query: Embedded, span: Span, within_s: float
 ) -> pb.SearchReply:
+    weights = _weights(request.ranking)
+    if not len(query.late):  # of a served model's texts none are kept
+        weights = weights._replace(late=0.0)
     with parts.telemetry.span("store", span, kind=parts.calls.kind) as step:
         async with stage("the vector store", "store_slow", within_s):
             found = await parts.store.search(
@@ -82,11 +96,14 @@ async def _looked_up(
                 request.query,
                 _fetched(request.limit),
                 attributes.condition(request.filter) if request.HasField("filter") else None,
+                weights,
+                CLOSELY if weights.late else 0,
             )
-        by_words = len(found.sparse) + len(found.earlier)
-        step.set_attributes({"by_meaning": len(found.dense), "by_words": by_words})
+        by_words = sum(hit.sparse > 0 for hit in found.hits) + len(found.earlier)
+        step.set_attributes({"found": len(found.hits), "by_words": by_words})
     with parts.telemetry.span("rank", span) as step:
-        ranked = _ranked(found, query, request.ranking)
+        near = by_tokens(found.hits, query.late, weights) if weights.late else found.hits
+        ranked = beside(near, found.earlier)
         passages = passages_of(ranked, request.score_threshold, request.limit)
         late = sum(one.late is not None for one in ranked)
         step.set_attributes({"by_tokens": late, "passages": len(passages)})
@@ -112,12 +129,8 @@ def _fetched(limit: int) -> int:
     return max(_FETCHED, 4 * limit)
 
 
-def _ranked(found: Found, query: Embedded, ranking: pb.Ranking) -> list[Ranked]:
+def _weights(ranking: pb.Ranking) -> Weights:
     if ranking.ranker == pb.Ranking.NONE:
-        return beside(by_meaning(found.dense), found.earlier)
+        return Weights(1.0, 0.0, 0.0)
     given = Weights(ranking.embedding_weight, ranking.text_weight, ranking.late_weight)
-    weights = given if given.embedding + given.text else Weights()
-    near = by_both(found, query.vector, weights)
-    if weights.late:
-        near = by_tokens(near, query.late, weights)
-    return beside(near, found.earlier)
+    return given if given.embedding + given.text else BOTH

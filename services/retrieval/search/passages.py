@@ -7,47 +7,44 @@ from typing import Any
 
 from protos import common_pb2
 from services.retrieval.index.attributes import told
-from services.retrieval.search.ranking import Ranked
+from services.retrieval.index.points import Hit
 
 MAX_PASSAGE_BYTES = 256 * 2**10  # in one answer
 _MOST_JOINED = 4  # chunks in a passage
 _NO_WORD = re.compile(r"\W+")
 
 
-def passages_of(ranked: Sequence[Ranked], threshold: float, limit: int) -> list[common_pb2.Passage]:
+def passages_of(ranked: Sequence[Hit], threshold: float, limit: int) -> list[common_pb2.Passage]:
     """The best, each of at least this score; a threshold of 0 is none."""
     good = [one for one in ranked if not threshold or one.score >= threshold]
-    return _bounded([_passage(run) for run in _runs(_once(good), limit)])
+    return _bounded([_passage(run) for run in _runs(good, limit)])
 
 
-def _once(ranked: Iterable[Ranked]) -> list[Ranked]:
-    """Of those that say the same, word for word, the best. What differs by a number may be another
-    answer.
+def _runs(ranked: Sequence[Hit], limit: int) -> list[list[Hit]]:
+    """The best chunks that make up to `limit` passages, by passage, best first. Of those that say
+    the same, word for word, the best alone; what differs by a number may be another answer.
     """
-    seen = dict[str, Ranked]()
-    for one in ranked:
-        seen.setdefault(_NO_WORD.sub(" ", one.payload["text"]).casefold().strip(), one)
-    return list(seen.values())
-
-
-def _runs(ranked: Sequence[Ranked], limit: int) -> list[list[Ranked]]:
-    """The best chunks that make up to `limit` passages, by passage, best first."""
-    chosen: list[Ranked] = []
-    places, passages = set[tuple[Any, ...]](), 0
+    chosen: list[Hit] = []
+    places, said, passages = set[tuple[Any, ...]](), set[str](), 0
     for one in ranked:
         *document, position = place = _place(one)
         beside = places.intersection((*document, position + n) for n in (-1, 0, 1))
         more = len(_joined([*chosen, one])) if beside else passages + 1
-        if more <= limit:
+        if more <= limit and (words := _words(one)) not in said:
             chosen.append(one)
             places.add(place)
+            said.add(words)
             passages = more
     return sorted(_joined(chosen), key=lambda run: max(one.score for one in run), reverse=True)
 
 
-def _joined(chunks: Iterable[Ranked]) -> list[list[Ranked]]:
+def _words(one: Hit) -> str:
+    return _NO_WORD.sub(" ", one.payload["text"]).casefold().strip()
+
+
+def _joined(chunks: Iterable[Hit]) -> list[list[Hit]]:
     """Those that follow on each other in their document, below the same headings, together."""
-    runs: list[list[Ranked]] = []
+    runs: list[list[Hit]] = []
     for one in sorted(chunks, key=_place):
         if runs and len(runs[-1]) < _MOST_JOINED and _rest(runs[-1][-1], one) is not None:
             runs[-1].append(one)
@@ -56,12 +53,12 @@ def _joined(chunks: Iterable[Ranked]) -> list[list[Ranked]]:
     return runs
 
 
-def _place(one: Ranked) -> tuple[Any, ...]:
+def _place(one: Hit) -> tuple[Any, ...]:
     held = one.payload
     return held["collection"], held["source_id"], held["revision"], held["position"]
 
 
-def _rest(one: Ranked, other: Ranked) -> str | None:
+def _rest(one: Hit, other: Hit) -> str | None:
     """What the other's text adds behind this one's; None if it does not go on there."""
     a, b = one.payload, other.payload
     *document, position = _place(one)
@@ -73,7 +70,7 @@ def _rest(one: Ranked, other: Ranked) -> str | None:
     return text[both:] if a["text"].endswith(text[:both]) else None
 
 
-def _passage(run: Sequence[Ranked]) -> common_pb2.Passage:
+def _passage(run: Sequence[Hit]) -> common_pb2.Passage:
     best, first = max(run, key=lambda one: one.score), run[0].payload
     text = first["text"] + "".join(_rest(a, b) or "" for a, b in pairwise(run))
     return common_pb2.Passage(
@@ -89,7 +86,7 @@ def _passage(run: Sequence[Ranked]) -> common_pb2.Passage:
     )
 
 
-def _range(run: Sequence[Ranked], key: str) -> common_pb2.Range | None:
+def _range(run: Sequence[Hit], key: str) -> common_pb2.Range | None:
     spans = [span for one in run if (span := one.payload.get(key))]
     return common_pb2.Range(first=spans[0][0], last=spans[-1][1]) if spans else None
 

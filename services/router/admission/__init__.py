@@ -6,6 +6,6 @@ docs/decisions/0002-admission.md says why.
 """
 
 from services.router.admission.admission import Admission
-from services.router.admission.ticket import LANE_NAMES, Ticket
+from services.router.admission.ticket import LANE_NAMES, Ticket, not_served
 
-__all__ = ["LANE_NAMES", "Admission", "Ticket"]
+__all__ = ["LANE_NAMES", "Admission", "Ticket", "not_served"]

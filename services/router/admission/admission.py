@@ -23,17 +23,16 @@ from services.common.errors import PenstockError
 from services.common.redis import Redis, RedisAway, RedisError
 from services.router import metrics
 from services.router.admission.local_order import LEAST_ADVICE_S, LocalOrder
+from services.router.admission.news import Leaver, News, Told
 from services.router.admission.patience import Patience
 from services.router.admission.room import Room
 from services.router.admission.shared_order import Reply, SharedOrder
-from services.router.admission.ticket import LANE_NAMES, Ticket
+from services.router.admission.ticket import LANE_NAMES, Ticket, not_served
 
 log = logging.getLogger(__name__)
 
 _RENEW_S = 1.0  # also how long a lost word from another router can delay a request
-_LEAVING_KEPT = 10_000  # ids, of each model, while Redis is away
 _NO_LIMIT = 2**53  # a recalled request goes on: it is never refused a place
-Leaver = tuple[str, float]  # id, work that was missed when it was charged
 
 
 class Admission:
@@ -49,14 +48,17 @@ class Admission:
     ) -> None:
         """`capacity(model)` is the number of slots, `routers()` how many routers share them."""
         self._settings = settings.router
+        self._capacity = capacity
         self._room = Room(capacity, routers)
-        self._shared = SharedOrder(redis, settings, router_id, capacity, self._room.hear)
+        self._news = News(self._room, self._tell)
+        self._shared = SharedOrder(
+            redis, settings, router_id, capacity, self._room.hear, self._tell
+        )
         self._tickets: dict[str, Ticket] = {}  # waiting or holding a slot
         self._local = LocalOrder(settings.router, capacity, routers, self._tickets)
         self._patience = Patience(
             settings.router.worker_patience_s, capacity, self._tickets.values, self._refuse
         )
-        self._leaving: dict[str, list[Leaver]] = defaultdict(list)  # by model, to tell Redis of
         self._giving_back: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
@@ -75,7 +77,7 @@ class Admission:
         """Gives back what is still held."""
         for ticket in list(self._tickets.values()):
             self.leave(ticket)
-        await self._tell_leaving()
+        self._tell()
         for task in self._loops:
             task.cancel()
         if self._tasks:  # those that just tell Redis of a leaving
@@ -86,9 +88,10 @@ class Admission:
     async def admit(self, ticket: Ticket) -> None:
         """Returns when the ticket holds a slot. To be followed by `leave`, however it ends.
 
-        Raises RESOURCE_EXHAUSTED with reason "queue_full" or "queue_timeout", and UNAVAILABLE with
+        Raises RESOURCE_EXHAUSTED with reason "queue_full" or "queue_timeout", UNAVAILABLE with
         reason "no_worker" when there has been no slot at all for the patience, or "admission_away"
-        when Redis is away and admission is closed without it.
+        when Redis is away and admission is closed without it, and NOT_FOUND when its model is
+        removed meanwhile.
         """
         self._tickets[ticket.id] = ticket
         if ticket.resumed:
@@ -106,18 +109,10 @@ class Admission:
         self.poke()  # the renewal tells Redis of it, as of any slot that it has lost
 
     def _go_ahead(self, ticket: Ticket) -> None:
-        """Nobody waits, and there is room: the order is told meanwhile."""
+        """Nobody waits, and there is room: the order hears of it in a moment, before any later
+        request of this router enters."""
         self._grant(ticket, "ahead")
-        called = self._shared.hold(ticket)  # before any later request of this router enters
-
-        async def told() -> None:
-            try:
-                with self._watching_redis():
-                    self._follow(ticket.model, await called)
-            finally:
-                self._room.entered(ticket.model)
-
-        self._spawn(told(), f"hold {ticket.id}")
+        self._news.held(ticket)
 
     async def _wait(self, ticket: Ticket) -> None:
         self._patience.look(ticket.model)
@@ -140,7 +135,7 @@ class Admission:
     async def admit_again(self, ticket: Ticket) -> None:
         """Returns when a ticket that was recalled holds a slot again; as long as its caller waits.
 
-        Raises UNAVAILABLE with reason "no_worker".
+        Raises UNAVAILABLE with reason "no_worker", and NOT_FOUND.
         """
         ticket.heard()
         self._patience.look(ticket.model)
@@ -169,6 +164,12 @@ class Admission:
         self._poked.set()
         for model in {ticket.model for ticket in self._tickets.values() if ticket.waits}:
             self._patience.look(model)
+
+    def refuse_what_nobody_serves(self, served: set[str]) -> None:
+        """What waits for a model that is none of the `served` and has no slot: it was removed."""
+        for ticket in self._tickets.values():
+            if ticket.waits and ticket.model not in served and not self._capacity(ticket.model):
+                self._refuse(ticket, not_served(ticket.model))
 
     def waiting(self, model: str) -> bool:
         """Whether one of the model's requests waits at this router."""
@@ -316,22 +317,27 @@ class Admission:
             self._lose_redis(error)
 
     def _leave_later(self, model: str, id: str, missed: float) -> None:
-        """Tells Redis in the background; all that leave in one turn of the loop go together."""
-        if not self._leaving:
-            self._spawn(self._tell_leaving(), "admission leave")
-        self._leaving[model].append((id, missed))
+        """Tells Redis in the background."""
+        self._news.left(model, Leaver(id, missed))
 
-    async def _tell_leaving(self) -> None:
-        """What cannot be told now is told when Redis is back; should it be too much, leases end."""
-        leaving, self._leaving = self._leaving, defaultdict(list)
-        if not self.away:
+    def _tell(self) -> None:
+        """Tells Redis what has gathered, before whatever else it is asked. While it is away that
+        waits: of what has left the latest."""
+        if self.away:
+            return
+        for model, told in self._news.take().items():
+            called = self._shared.tell(model, told.held, told.left)
+            self._spawn(self._told(model, told, called), "admission news")
+
+    async def _told(self, model: str, told: Told, called: Coroutine[Any, Any, Reply]) -> None:
+        try:
             with self._watching_redis():
-                for model in list(leaving):
-                    reply = await self._shared.leave(model, leaving[model])
-                    del leaving[model]
-                    self._follow(model, reply)
-        for model, leavers in leaving.items():
-            self._leaving[model] = (leavers + self._leaving[model])[-_LEAVING_KEPT:]
+                self._follow(model, await called)
+                return
+        finally:
+            for ticket in told.held:
+                self._room.entered(ticket.model)
+        self._news.keep(model, told.left)
 
     async def _renew_forever(self) -> None:
         """Keeps leases, finds words that were lost, and looks whether Redis is back."""
@@ -365,7 +371,7 @@ class Admission:
         """Tells Redis of a slot that it does not know."""
         ticket = self._tickets.get(id)
         if ticket and ticket.holds and id not in self._giving_back:
-            reply = await self._shared.hold(ticket)
+            reply = await self._shared.tell(ticket.model, [ticket], [])
             self._follow(ticket.model, reply)
 
     def _enter_again(self, tickets: Iterable[Ticket]) -> None:
@@ -378,6 +384,7 @@ class Admission:
         log.warning("admission goes on without Redis: %s", error)
         self.away = True
         self._room.forget()
+        self._news.drop_held()
         metrics.redis_away.set(1)
         self._enter_again([t for t in self._tickets.values() if t.waits])
 
@@ -388,7 +395,7 @@ class Admission:
         self.away = False
         metrics.redis_away.set(0)
         self._local.forget()
-        self._spawn(self._tell_leaving(), "admission leave")
+        self._tell()
         self._enter_again([t for t in self._tickets.values() if t.waits])
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":

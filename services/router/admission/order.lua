@@ -42,9 +42,9 @@
 -- ARGV: op, router, channel, capacity (slots), lease, ageing, patience (s), recalls of one request, then
 --   enter   id, tenant, lane, work (cost / weight), weight, recalls, waited (s), limit
 --                                             -> state, requests that waited before it
---   hold    id, tenant, lane, work, weight, recalls: it runs, and Redis has lost it
+--   tell    count, (id, tenant, lane, work, weight, recalls)...: so many run, and Redis does not
+--           know them; (id, work missed)...: these have left
 --   yield   id, work missed, work left, waited -> state
---   leave   (id, work missed)...
 --   renew   count, held id..., waiting id...  -> held ids, then waiting ids that are not known
 --   status                                    -> held, waiting
 -- Before these, each reply (JSON: read at once) has what became of the calling router's requests:
@@ -437,12 +437,28 @@ function ops.enter(id, tenant, lane, work, weight, recalled, waited, limit)
   return 'waiting', before
 end
 
-function ops.hold(id, tenant, lane, work, weight, recalled)
+local function hold_untold(id, tenant, lane, work, weight, recalled)
   local entry = entry_of(id)
   if entry and entry.granted then return end
   if entry then take(id, entry) end
   entry = made(tenant, lane, work, weight, recalled, 0)
   hold(id, entry, now + lease, start_of(tenant))
+end
+
+local function leave(id, missed)
+  local entry = entry_of(id)
+  if not entry then return end
+  take(id, entry)
+  if entry.granted then
+    settle(entry.tenant, missed)
+    note_service(entry)
+  end
+end
+
+function ops.tell(count)
+  local left = FIRST + 1 + 6 * tonumber(count)
+  for i = FIRST + 1, left - 1, 6 do hold_untold(unpack(ARGV, i, i + 5)) end
+  for i = left, #ARGV, 2 do leave(ARGV[i], tonumber(ARGV[i + 1])) end
 end
 
 -- It is kept if nobody needs it any more.
@@ -466,18 +482,6 @@ ops['yield'] = function(id, missed, left, waited)
   entry.arrived = math.min(entry.arrived, now - tonumber(waited)) -- `hold` does not know it
   queue(id, entry, now + lease, now)
   return 'waiting'
-end
-
-function ops.leave()
-  for i = FIRST, #ARGV, 2 do
-    local id, missed = ARGV[i], tonumber(ARGV[i + 1])
-    local entry = entry_of(id)
-    if entry then take(id, entry) end
-    if entry and entry.granted then
-      settle(entry.tenant, missed)
-      note_service(entry)
-    end
-  end
 end
 
 function ops.renew(count)

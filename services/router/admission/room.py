@@ -37,14 +37,18 @@ class Room:
 
     def take(self, model: str) -> bool:
         """Whether one may go ahead; then `entered` must follow."""
+        if not self.is_wide(model):
+            return False
+        self._ahead[model] += 1
+        return True
+
+    def is_wide(self, model: str) -> bool:
+        """Whether nobody waits, and one more could go ahead."""
         told = self._told.get(model)
         if told is None or told.waiting or time.monotonic() - told.at_s > _TRUSTED_S:
             return False
         free = self._capacity(model) - told.held - self._asked[model]
-        if 2 * max(1, self._routers()) * (self._ahead[model] + 1) > free:
-            return False
-        self._ahead[model] += 1
-        return True
+        return 2 * max(1, self._routers()) * (self._ahead[model] + 1) <= free
 
     def entered(self, model: str) -> None:
         """The order knows of it, or cannot be told."""

@@ -42,8 +42,10 @@ class SharedOrder:
         router_id: str,
         capacity: Callable[[str], int],
         hear: Callable[[str, int, int], None] = lambda model, held, waiting: None,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
-        """`hear`: told with each reply of how many hold a slot of the model, and how many wait."""
+        """`hear`: told with each reply of how many hold a slot of the model, and how many wait.
+        `before`: called before anything is asked, to `tell` what is to be known by then."""
         self._redis = redis
         self._script = ScriptLine(redis, SOURCE)
         self._namespace = settings.namespace
@@ -52,34 +54,35 @@ class SharedOrder:
         self._router_id = router_id
         self._capacity = capacity
         self._hear = hear
+        self._before = before
 
     async def enter(self, ticket: Ticket, limit: int) -> Reply:
         """Asks for a slot, or a place with `ticket.waited_s`; `first` is what it got."""
-        return await self._call(ticket.model, "enter", *self._facts(ticket), ticket.waited_s, limit)
+        return await self._ask(ticket.model, "enter", *self._facts(ticket), ticket.waited_s, limit)
 
-    def hold(self, ticket: Ticket) -> Coroutine[Any, Any, Reply]:
-        """Tells of a slot that Redis does not know, or has given away: before whatever is called
-        from now on, whenever the reply is awaited."""
-        return self._call(ticket.model, "hold", *self._facts(ticket))
+    def tell(
+        self, model: str, held: Sequence[Ticket], left: Iterable[tuple[str, float]]
+    ) -> Coroutine[Any, Any, Reply]:
+        """Tells of slots `held` that Redis does not know, or has given away; then of slots and
+        places that were `left`, of each the id, and the work missed when it was charged. It hears
+        so before whatever is called from now on, whenever the reply is awaited."""
+        facts = chain.from_iterable(map(self._facts, held))
+        return self._call(model, "tell", len(held), *facts, *chain.from_iterable(left))
 
     async def give_back(self, ticket: Ticket, left_over: float) -> Reply:
         """Gives a recalled slot back for a place; `first` is "waiting" if it was still wanted."""
         left = left_over / ticket.weight
-        return await self._call(
+        return await self._ask(
             ticket.model, "yield", ticket.id, ticket.missed, left, ticket.waited_s
         )
 
-    async def leave(self, model: str, leavers: Iterable[tuple[str, float]]) -> Reply:
-        """Gives slots and places up; of each the id, and the work missed when it was charged."""
-        return await self._call(model, "leave", *chain(*leavers))
-
     async def renew(self, model: str, held: Sequence[str], waiting: Sequence[str]) -> Reply:
         """Keeps the leases. `first`: held ids, `second`: waiting ids that Redis does not know."""
-        return await self._call(model, "renew", len(held), *held, *waiting)
+        return await self._ask(model, "renew", len(held), *held, *waiting)
 
     async def look(self, model: str) -> Reply:
         """`first` hold a slot, `second` wait, over all routers."""
-        return await self._call(model, "status")
+        return await self._ask(model, "status")
 
     async def listen(self, on_word: Callable[[str, Reply], None]) -> None:
         """Hears for ever what other routers' calls decided, and of which model."""
@@ -123,6 +126,10 @@ class SharedOrder:
             ticket.weight,
             ticket.recalls,
         ]
+
+    def _ask(self, model: str, op: str, *args: object) -> Coroutine[Any, Any, Reply]:
+        self._before()
+        return self._call(model, op, *args)
 
     def _call(self, model: str, op: str, *args: object) -> Coroutine[Any, Any, Reply]:
         settings = self._settings

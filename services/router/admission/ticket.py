@@ -5,6 +5,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import grpc
+
+from services.common.errors import PenstockError
+
 LANE_NAMES = {1: "high", 2: "normal", 3: "low"}
 
 
@@ -82,3 +86,13 @@ class Ticket:
 
 def _future() -> "asyncio.Future[None]":
     return asyncio.get_running_loop().create_future()
+
+
+def not_served(model: str) -> PenstockError:
+    return PenstockError(
+        grpc.StatusCode.NOT_FOUND,
+        f"the model {model!r} does not exist",
+        stage="router",
+        param="model",
+        reason="model_not_found",
+    )

@@ -4,7 +4,7 @@
 [TOOL_CALLS]f[ARGS]{"x": 1}
 """
 
-from services.common.lark import literal
+from services.common.text.lark import literal
 from services.tokenizer.tool_parsers.reader import CallReader, Reading, is_callable
 from services.tokenizer.tool_parsers.ways import Way, object_rule
 

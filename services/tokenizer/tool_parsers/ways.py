@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-from services.common.lark import literal
+from services.common.text.lark import literal
 from services.tokenizer.tool_parsers.reader import CallReader
 
 

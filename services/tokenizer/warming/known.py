@@ -14,11 +14,12 @@ import numpy as np
 
 from protos.common_pb2 import Message, Passage
 from protos.tokenizer_pb2 import Chat
-from services.common.content import said
-from services.tokenizer.context import least_output
-from services.tokenizer.models import ServedModel
-from services.tokenizer.offers import offered
-from services.tokenizer.template import NotRenderableError
+from services.common.packed_ids import Ids
+from services.common.text.content import said
+from services.tokenizer.checkpoints.models import ServedModel
+from services.tokenizer.prompts.context import least_output
+from services.tokenizer.prompts.offers import offered
+from services.tokenizer.templates.template import NotRenderableError
 
 # Two next turns that have nothing in common: where their prompts part, is what is not known.
 _QUESTIONS = ("Why?", "x = 7")
@@ -35,7 +36,9 @@ class Known(NamedTuple):
         return len(self.token_ids) - self.held
 
 
-def known(model: ServedModel, chat: Chat, answer: str, *computed: Sequence[int]) -> Known | None:
+def known(
+    model: ServedModel, chat: Chat, answer: str, *computed: Ids | Sequence[int]
+) -> Known | None:
     """`computed`: the tokens whose KV is there, of the prompt and of its answer. None: the next
     prompt will be cut, or its template refuses it. Some milliseconds of work for a long chat."""
     messages = [*chat.messages, said("assistant", answer)]

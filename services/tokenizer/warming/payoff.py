@@ -17,8 +17,8 @@ from hashlib import blake2b
 
 from protos.common_pb2 import Usage
 from protos.tokenizer_pb2 import PromptRequest
-from services.common.content import text_of
 from services.common.redis import Redis
+from services.common.text.content import text_of
 from services.tokenizer import metrics
 
 KEPT_S = 600  # a next turn that comes later finds its prompt evicted, as a rule

@@ -19,15 +19,16 @@ from protos.tokenizer_pb2 import PromptRequest
 from protos.worker_pb2 import TokenDelta
 from services.common.config import TokenizerSettings
 from services.common.errors import PenstockError
-from services.common.fair_threads import FairThreads
+from services.common.fairness.fair_threads import FairThreads
+from services.common.packed_ids import pack
 from services.common.peers import Peers
 from services.common.redis import Redis, RedisAway
-from services.common.spans import Remote, Span
-from services.common.telemetry import Telemetry, remote_parent, traceparent
+from services.common.telemetry.spans import Remote, Span
+from services.common.telemetry.telemetry import Telemetry, remote_parent, traceparent
 from services.tokenizer import metrics
-from services.tokenizer.context import Prompt
-from services.tokenizer.models import ServedModel
-from services.tokenizer.output import Output
+from services.tokenizer.answers.output import Output
+from services.tokenizer.checkpoints.models import ServedModel
+from services.tokenizer.prompts.context import Prompt
 from services.tokenizer.warming.known import Known, known
 from services.tokenizer.warming.payoff import Payoff, conversation
 
@@ -187,9 +188,9 @@ class Warming:
         """What of it is in the cache now and was before, and seconds. Raises PenstockError."""
         wanted = GenerateRequest(
             caller=request.caller,
-            model=request.model,
+            model=model.routed_as,
             checkpoint=model.checkpoint,
-            prompt_token_ids=found.token_ids,
+            prompt_token_ids=pack(found.token_ids),
             sampling=Sampling(max_tokens=1),
             warm=True,
         )

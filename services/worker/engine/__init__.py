@@ -1,24 +1,21 @@
 """The engine: it turns prompts into tokens on one device.
 
     messages.py    what goes in: Request, ...; outputs.py: what comes out: StepOutput, ...
-    engine.py      Engine, the whole in one object: add, cancel, step
-    scheduler.py   decides a step (chunks.py); pure Python, touches no tensor
-    waiting.py     who waits, in which order; prompt_room.py: what a step has left for prompts
-    tables.py      how sequences come by blocks (coming.py, preemption.py)
-    speculation.py who guesses tokens ahead, and how many pay (acceptance.py); proposer.py guesses
-    cost_model.py  how long a step takes, learned; load_meter.py tells it; warm_up.py begins it
-    sequence.py    one request's state
-    block_pool.py  who owns which KV block, prefix hashes, eviction
-    plan.py        a step as plain arrays
-    steps.py       runs them, and finds whose fault it is when one fails
-    runner.py      a device: cpu_runner.py on the C++ kernels, torch_runner.py
+    engine.py      Engine, the whole in one object: add, cancel, step; sequence.py: one request
+    scheduling/    who gets a place, what a step computes, how long it is expected to take; pure
+                   Python, touches no tensor
+    plan.py        a step as plain arrays; layout.py makes it of what was scheduled
+    steps.py       runs steps, and finds whose fault it is when one fails; warm_up.py: the first
+    executor.py    where a model is: in this process, or cut over ranks in others (parallel/)
+    sizes.py       what a model takes and gives room for: types, KV blocks, lengths
+    runners/       what computes: the C++ kernels, PyTorch, Triton; the sampler
+    models/        the model families, each said once for all runners
+    weights/       a checkpoint's tensors; formats/: those of few bits; adapters/: LoRA
+    kv/            blocks: who holds which, their bytes, hand-over, groups, tiers on disk
+    speculation/   who guesses tokens ahead, and how many pay
     grammar/       structured output: what may be sampled next
     pooling.py     numbers in place of tokens: embeddings, scores
-    models/        the model families, each said once for all runners
-    weights.py     a checkpoint's tensors, checked by their headers; checkpoint.py reads them
-    kv_transfer.py blocks that go to another engine or come from one; kv_payload.py their bytes
-    process.py     the engine loop as a process of its own
-    client.py      EngineClient, the asyncio end of that process
+    process/       the engine as a process of its own; client.py: EngineClient, its asyncio end
 
 In-process use:
 
@@ -51,7 +48,6 @@ still waits for room in P, so whoever pairs engines must let no circle of such w
 This package's top level imports no torch.
 """
 
-from services.worker.engine.client import EngineClient, EngineDied, EngineLoadError
 from services.worker.engine.config import EngineConfig
 from services.worker.engine.messages import (
     Constraint,
@@ -71,9 +67,11 @@ from services.worker.engine.outputs import (
     RequestError,
     RequestOutput,
     StepOutput,
+    TierCounts,
     Timeline,
     Usage,
 )
+from services.worker.engine.process.client import EngineClient, EngineDied, EngineLoadError
 
 __all__ = [
     "Constraint",
@@ -95,6 +93,7 @@ __all__ = [
     "Sampling",
     "SharedRef",
     "StepOutput",
+    "TierCounts",
     "Timeline",
     "Usage",
 ]

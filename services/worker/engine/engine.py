@@ -1,18 +1,20 @@
 """The engine in one object: requests in, steps out. Single-threaded; the caller drives it."""
 
 import itertools
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 
-from services.worker.engine import kv_payload
-from services.worker.engine.block_pool import BlockPool
+from services.worker.engine.adapters import Adapter, Adapters, AdaptersFull, PlaceInUse
 from services.worker.engine.clock import now_ns
 from services.worker.engine.config import EngineConfig
-from services.worker.engine.cost_model import CostModel, StepShape
-from services.worker.engine.draft_model import DraftProposer, with_room
+from services.worker.engine.executor import make_executor
 from services.worker.engine.grammar.aside import Aside
-from services.worker.engine.kv_transfer import KvTransfer, KvTransferError
+from services.worker.engine.kv import payload as kv_payload
+from services.worker.engine.kv.block_pool import BlockPool
+from services.worker.engine.kv.tiers.loader import Loader, make_tier
+from services.worker.engine.kv.transfer import KvTransfer, KvTransferError
 from services.worker.engine.limits import find_error
-from services.worker.engine.load_meter import LoadMeter
 from services.worker.engine.messages import KvBlocks, Request
 from services.worker.engine.outputs import (
     FinishReason,
@@ -21,14 +23,19 @@ from services.worker.engine.outputs import (
     RequestError,
     StepOutput,
 )
-from services.worker.engine.proposer import NgramProposer, Proposer
 from services.worker.engine.report import Report
-from services.worker.engine.runner import make_runner
-from services.worker.engine.scheduler import Scheduler
+from services.worker.engine.runners.runner import RunnerLost
+from services.worker.engine.scheduling.cost_model import CostModel, StepShape
+from services.worker.engine.scheduling.load_meter import LoadMeter
+from services.worker.engine.scheduling.scheduler import Scheduler
 from services.worker.engine.sequence import Sequence, Status
-from services.worker.engine.speculation import Speculation
+from services.worker.engine.speculation.draft_model import DraftProposer, with_room
+from services.worker.engine.speculation.proposer import NgramProposer, Proposer
+from services.worker.engine.speculation.speculation import Speculation
 from services.worker.engine.steps import LATE, Running, Steps
 from services.worker.engine.warm_up import warm_up
+
+log = logging.getLogger(__name__)
 
 LONG_STEP_S = 1.0
 
@@ -44,9 +51,11 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         """Loads the model and warms up. Raises UnsupportedModel or ValueError."""
         self.config = config
-        self._runner = make_runner(with_room(config))
+        self.executor = make_executor(with_room(config))
+        self._runner = self.executor.runner
         self.info: ModelInfo = self._runner.info
-        self.pool = BlockPool(self.info.num_blocks, self.info.block_size)
+        groups = self.info.kv_groups
+        self.pool = BlockPool(self.info.num_blocks, self.info.block_size, len(groups))
         self._cost = CostModel()
         warm_up(
             self._runner,
@@ -55,6 +64,7 @@ class Engine:
             config.max_batched_tokens,
             config.guessed_rows if self.info.generates else 0,
         )
+        tier = make_tier(config, self.info)
         self._meter = LoadMeter(self._cost, config.max_batched_tokens)
         self.scheduler = Scheduler(
             self.pool,
@@ -64,7 +74,18 @@ class Engine:
             config.prefix_caching,
             None if config.target_itl_ms is None else config.target_itl_ms / 1000,
             self._speculation(config),
+            config.max_step_adapters,
+            groups,
+            keeps_all=config.draft_model is not None,
+            overlaps=config.overlaps,
+            tier=tier,
         )
+        self.loader: Loader | None = None
+        """Where there is a tier below the device."""
+        if tier is not None:
+            places, size = self.scheduler.places, self.info.block_size
+            self.loader = Loader(tier, places, self._runner.cache, self._cost, size)
+        self.adapters = Adapters(self._runner.adapt, self.info.max_adapters)
         self._eos_token_ids = frozenset(self.info.eos_token_ids)
         self._arrivals = itertools.count()
         self.on_long_step: Callable[[float], None] = lambda expected_s: None
@@ -91,9 +112,21 @@ class Engine:
         return Speculation(proposers, self._cost, depth, rows)
 
     @property
+    def news(self) -> list[int]:
+        """File descriptors, of which one is readable when a step would find more, until `hear`."""
+        return [self.aside.news, *([self.loader.tier.news] if self.loader else [])]
+
+    def hear(self) -> None:
+        """`news` were polled."""
+        self.aside.hear()
+        if self.loader:
+            self.loader.tier.hear()
+
+    @property
     def has_work(self) -> bool:
         """`step` would compute or report something, unless all blocks are held for others."""
         told = self._running or not self._report.is_empty
+        told = told or (self.loader is not None and self.loader.tier.has_events)
         return bool(self.scheduler.num_pending or self.aside.sequences or told)
 
     def add(self, request: Request) -> None:
@@ -105,6 +138,11 @@ class Engine:
         if error is not None:
             self._report.refuse(request.request_id, error)
             return
+        place = self.adapters.place(request.adapter) if request.adapter else -1
+        if place is None:
+            words = f"The adapter {request.adapter} is not loaded"
+            self._report.refuse(request.request_id, RequestError("no_adapter", words, "adapter"))
+            return
         sequence = Sequence(
             request,
             next(self._arrivals),
@@ -112,11 +150,37 @@ class Engine:
             self._eos_token_ids,
             self.info.max_model_len,
             now_ns(),
+            place,
+            len(self.info.kv_groups),
         )
         if request.sampling.constraint:
             self.aside.add(sequence)
         else:
             self.scheduler.add(sequence)
+
+    def load_adapter(self, adapter: Adapter) -> str:
+        """Requests may name it from now on. Gives why not, or nothing. Raises PlaceInUse and
+        RunnerLost."""
+        try:
+            self.adapters.load(adapter)
+        except (PlaceInUse, RunnerLost):
+            raise
+        except AdaptersFull as error:
+            return str(error)
+        except Exception as error:  # those of other requests go on
+            log.exception("an adapter was not taken in")
+            return f"the engine could not take it in: {type(error).__name__}"
+        return ""
+
+    def drop_adapter(self, id: str) -> None:
+        """Requests may not name it from now on; it goes with the last of those that did."""
+        self.adapters.drop(id)
+        self._sweep_adapters()
+
+    def _sweep_adapters(self) -> None:
+        if self.adapters.leaving:
+            waiting = self.aside.sequences.values()
+            self.adapters.sweep({one.place for one in (*self.scheduler.present, *waiting)})
 
     def cancel(self, request_id: str) -> None:
         """Ends a request and frees its blocks."""
@@ -142,7 +206,8 @@ class Engine:
         sequence = self.scheduler.sequences.get(request_id)
         if sequence is None:
             return
-        if sequence.status is not Status.RESERVED or not 0 <= first_token < self.info.vocab_size:
+        awaited = sequence.status is Status.AWAITING_KV and sequence.remote
+        if not awaited or not 0 <= first_token < self.info.vocab_size:
             self._report.fail(sequence, RequestError("kv_transfer", "start_decode out of place"))
         elif sequence.num_received < sequence.blocks_needed:
             message = f"{sequence.num_received} of {sequence.blocks_needed} KV blocks came"
@@ -167,7 +232,12 @@ class Engine:
     def _launch(self, before: Running | None = None) -> Running:
         started = now_ns()
         self._come_back()
+        if self.loader:
+            self.loader.come_back(idle=self.stuck and not before)
         step = self.scheduler.schedule()
+        evicted = self.pool.take_evicted()
+        if self.loader:
+            self.loader.copy_out(evicted)
         self._report.schedule(step, started)
         if not before:
             self._announce(step.shape)
@@ -213,10 +283,14 @@ class Engine:
         output = self._report.take()
         if running.computed_s is not None:
             self._learn(running.shape, running.computed_s, duration_ns, output.decode_tokens)
+        self._sweep_adapters()
         self._step_count += 1
         output.step, output.started_ns = self._step_count, running.started_ns
         output.duration_ns = duration_ns
         output.kv_events = self.pool.take_events()
+        if self.loader:
+            output.tier_events = self.loader.tier.take_events()
+            output.tier = replace(self.loader.tier.counts)
         output.pending = self.scheduler.num_pending + len(self.aside.sequences)
         output.load = self.load()
         # A chunk that was for nothing brings blocks back, as who was preempted does.
@@ -248,13 +322,15 @@ class Engine:
             waiting=scheduler.num_waiting + len(self.aside.sequences),
             running=scheduler.num_running,
             max_running=scheduler.max_running,
-            free_blocks=pool.num_free,
-            total_blocks=pool.num_blocks,
+            free_blocks=pool.num_free // len(self.info.kv_groups),
+            total_blocks=self.info.token_blocks,
             block_size=pool.block_size,
             queued_prefill_tokens=scheduler.queued_prefill_tokens,
             prefill_tokens_per_s=meter.prefill_tokens_per_s,
             decode_step_ms=meter.decode_step_ms,
             prompt_share=scheduler.prompt_share,
+            load_tokens_per_s=self.loader.tokens_per_s if self.loader else 0.0,
+            load_delay_s=self.loader.tier.pace.delay_s if self.loader else 0.0,
         )
 
     def snapshot(self) -> list[bytes]:
@@ -268,9 +344,12 @@ class Engine:
 
     def close(self) -> None:
         """Ends what runs beside it: for a process that goes on without it."""
+        if self.loader:
+            self.loader.tier.close()
         self.aside.close()
         self._steps.close(self._running)
         self._running = None
+        self.executor.close()
 
     def _announce(self, shape: StepShape) -> None:
         expected_s = self._cost.step_s(shape)

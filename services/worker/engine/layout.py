@@ -8,9 +8,9 @@ from itertools import accumulate
 from operator import attrgetter
 
 from kernels.sampling import SAMPLING_WORDS, word_of
-from services.worker.engine.chunks import Chunk
 from services.worker.engine.logits import Row, gathered
 from services.worker.engine.plan import Ints, StepPlan
+from services.worker.engine.scheduling.chunks import Chunk
 
 _POSITION, _GIVEN, _LOGPROBS = (word_of(name) for name in ("position", "given", "logprobs"))
 _IS_SPECIAL = attrgetter("is_special")
@@ -55,12 +55,16 @@ def plan_step(chunks: Seq[Chunk], before: Mapping[str, int]) -> StepPlan:
         sampled.extend([row] * chunk.rows)
         rows.extend(range(len(positions) - chunk.rows, len(positions)))
     sequences = [chunk.sequence for chunk in chunks]
+    tables = [sequence.blocks for sequence in sequences]
+    groups = len(sequences[0].passed)
+    for number in range(groups - 1):
+        tables += [sequence.more[number] for sequence in sequences]
     plan = StepPlan(
         token_ids=token_ids,
         positions=positions,
         starts=starts,
         lengths=array("i", [chunk.end for chunk in chunks]),
-        tables=padded_tables([sequence.blocks for sequence in sequences]),
+        tables=padded_tables(tables),
         num_decodes=singles + sum([chunk.count == 1 for chunk in chunks[singles:]]),
         sampled=sampled,
         rows=rows,
@@ -69,6 +73,7 @@ def plan_step(chunks: Seq[Chunk], before: Mapping[str, int]) -> StepPlan:
             [positions[token] + 1 for token in rows],
         ),
         awaited=awaited,
+        groups=groups,
     )
     if any(map(_IS_SPECIAL, sequences)):
         _lay_specials(plan, chunks)
@@ -76,7 +81,7 @@ def plan_step(chunks: Seq[Chunk], before: Mapping[str, int]) -> StepPlan:
 
 
 def _lay_specials(plan: StepPlan, chunks: Seq[Chunk]) -> None:
-    """What few ask for: edits of logits, grammars, the prompt's logprobs, states."""
+    """What few ask for: edits of logits, grammars, the prompt's logprobs, states, adapters."""
     edits: list[Row] = []
     for row, chunk in enumerate(chunks):
         sequence, end = chunk.sequence, plan.starts[row + 1]
@@ -87,6 +92,9 @@ def _lay_specials(plan: StepPlan, chunks: Seq[Chunk]) -> None:
             plan.pooled.append(row)
             plan.pooled_rows.extend(range(end - count, end))
             plan.pool_starts.append(len(plan.pooled_rows))
+    if any(chunk.sequence.place >= 0 for chunk in chunks):
+        for chunk in chunks:
+            plan.adapters.extend([chunk.sequence.place] * chunk.count)
     if any(chunk.scores for chunk in chunks):
         _score(chunks, plan.sampling_words)
     plan.edits = gathered(edits, plan.samplings)

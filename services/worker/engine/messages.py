@@ -112,11 +112,14 @@ class Request:
     """First block to export: those before it, the decode engine holds already."""
     pooling: Pooling | None = None
     """It gets numbers, and no token: nothing of `sampling` counts."""
+    adapter: str = ""
+    """Id of the adapter that it is computed with; empty: none. Prefix blocks are shared only
+    between requests of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedRef:
-    """KV data in shared memory: `size` bytes at `offset` of segment `name` (see kv_payload.py)."""
+    """KV data in shared memory: `size` bytes at `offset` of segment `name` (see kv/payload.py)."""
 
     name: str
     offset: int
@@ -131,10 +134,11 @@ class KvBlocks:
     """Blocks [first_block, first_block + num_blocks) of a prompt, on the way from one engine to
     another: `StepOutput.kv_exports` of the one, `write_kv` of the other.
 
-    data: [num_blocks, layers, 2 (K, V), kv_heads, block_size, head_dim], a head's tokens and dims
+    data: [num_blocks, groups, layers, 2 (K, V), kv_heads, block_size, head_dim] without the blocks
+    of KV groups that no token behind the prompt looks at (kv/groups.py), a head's tokens and dims
     in the order of the engine's `ModelInfo.kv_format`. The last block may be partly filled; the
     rest of it is unspecified. Exports of a request come in order and without gaps. Who owns a
-    `SharedRef`'s segment: see kv_payload.py.
+    `SharedRef`'s segment: see kv/payload.py.
     """
 
     request_id: str

@@ -9,6 +9,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
+from services.worker.engine.kv.groups import WHOLE, KvGroup
 from services.worker.engine.messages import KvBlocks
 
 
@@ -28,7 +29,8 @@ class FinishReason(StrEnum):
 class RequestError:
     """Why one request failed. The others are not affected.
 
-    code: `invalid_request`, `context_length_exceeded`, `kv_transfer` or `internal`.
+    code: `invalid_request`, `context_length_exceeded`, `no_adapter` (it was dropped meanwhile),
+    `kv_transfer` or `internal`.
     param: the request's field at fault, or "".
     """
 
@@ -134,7 +136,7 @@ class Load(NamedTuple):
     """Sequences that hold a place: computing, or reserved for a remote prefill."""
     max_running: int
     free_blocks: int
-    """Reusable at once, cached content included."""
+    """Reusable at once, cached content included; see `ModelInfo.token_blocks`."""
     total_blocks: int
     block_size: int
     queued_prefill_tokens: int
@@ -146,6 +148,30 @@ class Load(NamedTuple):
     where none is guessed. 0: not yet known."""
     prompt_share: float
     """Of the time, what prompts get beside those that decode now: 1 if nobody does."""
+    load_tokens_per_s: float = 0.0
+    """Of blocks that come from below the device; 0: not yet known."""
+    load_delay_s: float = 0.0
+    """Before they do."""
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """Of KV blocks below the device (kv_tiers/), since the engine began."""
+
+    loaded: int = 0
+    missed: int = 0
+    """Were to be there and could not be had: removed, torn, failing, or too late."""
+    passed: int = 0
+    """Could have been loaded, and were computed, which was expected to be sooner."""
+    stored: int = 0
+    dropped: int = 0
+    """Not stored, as those before them were not written yet."""
+    failed: int = 0
+    """Not stored, as they could not be written."""
+    evicted: int = 0
+    """Files, of whichever engine, that this one removed to make room."""
+    held_bytes: int = 0
+    """Of the files of all engines."""
 
 
 @dataclass(slots=True)
@@ -173,6 +199,10 @@ class StepOutput:
     """In the order in which they happened."""
     preempted: list[str] = field(default_factory=list)
     """Requests whose blocks were taken; they wait to be recomputed."""
+    tier_events: list[KvEvents] = field(default_factory=list)
+    """The same as `kv_events`, of blocks on disk."""
+    tier: TierCounts | None = None
+    """None: there is none."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles its outputs as rows of their fields: of all that a step tells there are many of
@@ -222,7 +252,7 @@ class ModelInfo:
     num_blocks: int
     block_size: int
     kv_bytes_per_block: int
-    """Bytes of one block over all layers: the size of one block in `KvBlocks.data`."""
+    """Bytes of one block, of as many layers as a KV group has."""
     kv_shape_per_block: tuple[int, int, int, int, int]
     """layers, 2 (K, V), kv_heads, block_size, head_dim."""
     kv_format: str
@@ -233,6 +263,16 @@ class ModelInfo:
     num_logits: int = 0
     """That can be asked for of one: tokens, or classes."""
     generates: bool = True
+    max_adapters: int = 0
+    """Loaded at once."""
+    kv_groups: tuple[KvGroup, ...] = WHOLE
+    """Of its layers, by which table their blocks are in."""
+
+    @property
+    def token_blocks(self) -> int:
+        """Blocks, counted as one for the same tokens in all groups: what all hold, if no window
+        gives any back."""
+        return self.num_blocks // len(self.kv_groups)
 
     @property
     def kv_bytes(self) -> int:

@@ -68,7 +68,8 @@ class StepPlan:
     lengths: Ints
     """[S]: tokens in the cache, these included"""
     tables: Ints
-    """[S, longest]: KV blocks, row by row; padded with blocks that exist"""
+    """[groups, S, longest]: KV blocks, row by row; padded with blocks that exist, as are places of
+    blocks that a window has passed"""
     num_decodes: int
     """Leading sequences with exactly one token"""
     sampled: Ints
@@ -92,11 +93,16 @@ class StepPlan:
     """[N]: of which tokens, one sequence's after the other's; none of them is in `rows`"""
     pool_starts: Ints = field(default_factory=lambda: array("i", (0,)))
     """[P + 1]: where each sequence's begin there, and the end"""
+    groups: int = 1
+    """Of the model's layers, by KV block (kv/groups.py)"""
+
+    adapters: Ints = field(default_factory=_none)
+    """[T]: the place of each token's adapter, -1: none; empty where no sequence has one"""
 
     @property
     def block_tables(self) -> NDArray[np.int32]:
-        """[S, longest]"""
-        return np.asarray(self.tables).reshape(len(self.lengths), -1)
+        """[groups, S, longest]"""
+        return np.asarray(self.tables).reshape(self.groups, len(self.lengths), -1)
 
     @property
     def samplings(self) -> NDArray[np.void]:
@@ -104,10 +110,10 @@ class StepPlan:
         return rows_of(self.sampling_words)
 
     def slots(self, block_size: int) -> NDArray[np.int32]:
-        """[T]: block * block_size + offset, where the tokens' keys and values go."""
+        """[groups, T]: block * block_size + offset, where the tokens' keys and values go."""
         sequences = np.repeat(np.arange(len(self.lengths)), np.diff(self.starts))
         positions = np.asarray(self.positions)
-        blocks = self.block_tables[sequences, positions // block_size]
+        blocks = self.block_tables[:, sequences, positions // block_size]
         found: NDArray[np.int32] = blocks * block_size + positions % block_size
         return found
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence as Seq
 
-from services.worker.engine.chunks import Chunk, Step
-from services.worker.engine.kv_transfer import KvTransfer
+from services.worker.engine.kv.transfer import KvTransfer
 from services.worker.engine.outputs import (
     FinishReason,
     KvReserved,
@@ -16,8 +15,9 @@ from services.worker.engine.outputs import (
     Timeline,
 )
 from services.worker.engine.plan import Result
-from services.worker.engine.runner import Runner
-from services.worker.engine.scheduler import Scheduler
+from services.worker.engine.runners.runner import Runner
+from services.worker.engine.scheduling.chunks import Chunk, Step
+from services.worker.engine.scheduling.scheduler import Scheduler
 from services.worker.engine.sequence import Sequence
 
 

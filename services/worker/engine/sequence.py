@@ -7,14 +7,15 @@ import numpy as np
 
 from kernels.sampling import SAMPLING
 from services.common.block_hash import extend_hash, root_hash
-from services.worker.engine.acceptance import Acceptance
-from services.worker.engine.drafted import Drafted
 from services.worker.engine.grammar.matcher import Matcher
+from services.worker.engine.kv.tiers.loading import Loading
 from services.worker.engine.logits import LogitEdits
-from services.worker.engine.lookup import Lookup
 from services.worker.engine.messages import Request, Sampling
 from services.worker.engine.outputs import FinishReason, Logprobs, PrefillChunk, Usage
 from services.worker.engine.pooling import Pool
+from services.worker.engine.speculation.acceptance import Acceptance
+from services.worker.engine.speculation.drafted import Drafted
+from services.worker.engine.speculation.lookup import Lookup
 
 
 class Status(Enum):
@@ -22,8 +23,9 @@ class Status(Enum):
     """In the queue; holds no blocks."""
     RUNNING = auto()
     """Holds blocks for all its tokens and takes part in steps."""
-    RESERVED = auto()
-    """Holds blocks for its prompt, which another engine computes (`remote_prefill`)."""
+    AWAITING_KV = auto()
+    """Holds blocks for its prompt, which another engine computes (`remote_prefill`), or blocks that
+    are being loaded from below the device (kv_tiers/)."""
     FINISHED = auto()
 
 
@@ -35,7 +37,10 @@ class Sequence:
     num_computed    leading tokens whose KV is in `blocks`
     num_launched    the same, once all that runs has been collected
     blocks          the block table: position p lies in blocks[p // block_size]
-    room            tokens that it holds
+    more            those of the model's other KV groups (kv/groups.py), if it has several
+    passed          of each table, leading blocks that it holds no more: no token looks at them
+    begins          of each table, those of them that it never held
+    room            tokens that the tables hold, those passed included
     hashes          hashes of the leading full blocks of `tokens`, as far as needed yet
     num_published   leading blocks whose hash was offered to the pool
     """
@@ -48,7 +53,8 @@ class Sequence:
         *("id", "num_cached", "blocks", "sampling_row", "is_special", "_waits", "request"),
         *("_block_size", "_max_len", "_root", "acceptances", "arrival", "chunks", "drafted"),
         *("export_next", "hashes", "lookup", "num_published", "num_received", "order"),
-        *("queued_ns", "queued_tokens", "remote", "scheduled_ns", "was_admitted"),
+        *("more", "passed", "begins", "queued_ns", "queued_tokens", "remote", "place"),
+        *("scheduled_ns", "was_admitted", "loading", "loads"),
     )
 
     def __init__(
@@ -59,6 +65,8 @@ class Sequence:
         eos_token_ids: frozenset[int],
         max_model_len: int,
         queued_ns: int,
+        place: int = -1,
+        num_groups: int = 1,
     ) -> None:
         self.request = request
         self.id = request.request_id
@@ -70,6 +78,8 @@ class Sequence:
         """WAITING: tokens to compute here, as far as they were not in the prefix cache when it
         was queued."""
         self.status = Status.WAITING
+        self.place = place
+        """Where its adapter is; -1: it has none."""
         self.remote = request.remote_prefill
         """The prompt is still to come from another engine; False once `start_decode` was given."""
 
@@ -82,6 +92,8 @@ class Sequence:
         self.in_flight = 0
         """Chunks that were launched and have not come back."""
         self.blocks = array("i")
+        self.more = tuple(array("i") for _ in range(num_groups - 1))
+        self.passed, self.begins = [0] * num_groups, [0] * num_groups
         self.room = 0
         self.hashes: list[bytes] = []
         self.num_published = 0
@@ -89,7 +101,11 @@ class Sequence:
         self.num_cached = 0
         """Leading tokens found in the prefix cache at the first admission."""
         self.num_received = 0
-        """RESERVED: leading blocks whose KV is there."""
+        """AWAITING_KV, remote: leading blocks whose KV is there."""
+        self.loading: Loading | None = None
+        """AWAITING_KV, not remote: what it waits for."""
+        self.loads = True
+        """It may wait for that: it has not waited in vain."""
         self.export_next = request.export_from_block
         """Next block to export."""
 
@@ -107,7 +123,7 @@ class Sequence:
         """How far a draft model is with it (draft_model.py), if that has begun."""
 
         self._block_size = block_size
-        self._root = root_hash(request.salt)
+        self._root = root_hash(request.salt, request.adapter)
         self._max_len = min(self.num_prompt + request.sampling.max_tokens, max_model_len)
         self.pool = None if request.pooling is None else Pool(request.pooling)
         """What it gets in place of tokens."""
@@ -132,21 +148,46 @@ class Sequence:
         self.is_special = (
             any(one is not None for one in (self.edits, self.scores, self.pool))
             or request.sampling.constraint is not None
+            or place >= 0
         )
         """More is to be said of it in a plan than which tokens are computed and sampled."""
         self._waits = self.edits is not None and self.edits.waits
 
-    def hold(self, blocks: list[int]) -> None:
-        """Adds blocks to the table's end."""
-        self.blocks.extend(blocks)
+    @property
+    def tables(self) -> tuple["array[int]", ...]:
+        """Of each KV group its block table."""
+        return self.blocks, *self.more
+
+    @property
+    def held(self) -> list["array[int]"]:
+        """Of each table the blocks that it still holds."""
+        return [table[gone:] for table, gone in zip(self.tables, self.passed, strict=True)]
+
+    def hold(self, *blocks: list[int]) -> None:
+        """Adds blocks to the tables' ends."""
+        self.blocks.extend(blocks[0])
         self.room = len(self.blocks) * self._block_size
+        for table, added in zip(self.more, blocks[1:], strict=True):
+            table.extend(added)
+            self.room = min(self.room, len(table) * self._block_size)
+
+    def pass_by(self, group: int, count: int) -> list[int]:
+        """Takes out of the group's table, and gives, those of its first `count` blocks that it
+        still holds; what is left there is no block's number."""
+        table, gone = self.tables[group], self.passed[group]
+        blocks = table[gone:count].tolist()
+        table[gone:count] = array("i", bytes(4 * len(blocks)))
+        self.passed[group] = count
+        return blocks
 
     def let_go(self) -> list[int]:
-        """Takes off the table, and gives, blocks beyond those that its tokens need."""
-        spare = self.blocks[self.blocks_needed :].tolist()
+        """Takes off the tables, and gives, blocks beyond those that its tokens need."""
+        needed, spare = self.blocks_needed, []
+        for table in self.tables:
+            spare += table[needed:].tolist()
+            del table[needed:]
         if spare:
-            del self.blocks[-len(spare) :]
-            self.room = len(self.blocks) * self._block_size
+            self.room = min(map(len, self.tables)) * self._block_size
             if self.drafted is not None:
                 self.drafted.clip(self.room)
         return spare
@@ -225,6 +266,8 @@ class Sequence:
     def give_back(self) -> None:
         """It holds nothing any more: all is to be computed again."""
         self.blocks, self.room = array("i"), 0
+        self.more = tuple(array("i") for _ in self.more)
+        self.passed, self.begins = [0] * len(self.passed), [0] * len(self.passed)
         self.drafted = None
         self.num_computed = self.num_published = 0
         if self.pool is not None:

@@ -7,15 +7,15 @@ from functools import partial
 
 import numpy as np
 
-from services.worker.engine.chunks import Chunk
-from services.worker.engine.cost_model import StepShape
 from services.worker.engine.grammar.filler import Filler, Job
 from services.worker.engine.grammar.library import Words
 from services.worker.engine.grammar.matcher import ConstraintError, Late, Matcher
 from services.worker.engine.layout import plan_step, sampling_rows
 from services.worker.engine.outputs import RequestError
 from services.worker.engine.plan import NOT_FINITE, Collected, Result
-from services.worker.engine.runner import Runner, Ticket
+from services.worker.engine.runners.runner import Runner, RunnerLost, Ticket
+from services.worker.engine.scheduling.chunks import Chunk
+from services.worker.engine.scheduling.cost_model import StepShape
 from services.worker.engine.sequence import Status
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,11 @@ LATE = Result([])
 
 class EngineBroken(Exception):
     """Whatever the engine runs fails, and will go on to: it must be replaced."""
+
+    def __init__(self, message: str, killed: bool = False) -> None:
+        """`killed`: see EngineDied."""
+        super().__init__(message)
+        self.killed = killed
 
 
 @dataclass(slots=True)
@@ -164,6 +169,8 @@ class Steps:
             for place, result in running.instead.items():
                 collected.results[place] = result
             return collected.results
+        except RunnerLost as error:
+            raise EngineBroken(str(error), error.killed) from error
         except Exception as error:
             if behind:
                 self._abandon(behind)

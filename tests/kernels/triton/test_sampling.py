@@ -9,8 +9,8 @@ import torch
 
 from kernels.sampling import NONE_LEFT, NOT_FINITE
 from kernels.triton.sampling import SamplerRoom, sample
-from services.worker.engine import sampler
 from services.worker.engine.messages import Sampling
+from services.worker.engine.runners import sampler
 from tests.support.samplings import as_rows, rows_of_logits
 
 torch.set_num_threads(1)

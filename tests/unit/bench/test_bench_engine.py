@@ -3,14 +3,15 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from bench import engine, workload
 from kernels.cpu.library import built
+from services.common.config import WorkerSettings
 from services.worker.engine.models.registry import read_config
-from services.worker.engine.runner import choose_dtype
+from services.worker.engine.sizes import choose_dtype
 from tests.support.checkpoint import write_checkpoint
 
 LINE: dict[str, Any] = {
@@ -151,3 +152,12 @@ def test_a_run_computes_as_a_worker_does_by_itself(tmp_path: Path) -> None:
     for given, chosen in [([], own), (["--dtype", "bfloat16"], "bfloat16")]:
         assert run(model, path, out, *given) == 0
         assert json.loads(out.read_text())["engine"]["dtype"] == chosen
+
+
+def test_it_takes_every_format_that_a_worker_takes() -> None:
+    parser = argparse.ArgumentParser()
+    engine.add_arguments(parser)
+    offered = {action.dest: action.choices for action in parser._actions}
+    for name in ("quantization", "kv_format"):
+        taken = get_args(WorkerSettings.model_fields[name].annotation)
+        assert {*(offered[name] or ())} == {*taken}

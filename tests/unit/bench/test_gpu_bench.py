@@ -28,7 +28,20 @@ def test_a_dry_run_checks_and_measures_everything(tmp_path: Path) -> None:
     assert result["left_out"] == []
     assert result["agreement"]["equal"] == result["agreement"]["tokens"] > 0
     names = " ".join(line["name"] for section in ("kernels", "engine") for line in result[section])
-    for kernel in ("decode", "prefill", "add and norm", "silu", "rotary", "sampling", "fp8 rows"):
+    for kernel in (
+        "decode",
+        "prefill",
+        "add and norm",
+        "silu",
+        "rotary",
+        "sampling",
+        "fp8 rows",
+        "experts",
+        "routing, 3 tokens, 8 of 128",
+        "adapters",
+        "linear, 3 rows, int8",
+        "weights int4",
+    ):
         assert kernel in names
     assert all(line["seconds"] > 0 and line["floor_s"] > 0 for line in result["kernels"])
     written = (tmp_path / "gpu.md").read_text()

@@ -13,7 +13,7 @@ def test_a_plan_of_decodes_reads_blocks_of_its_own() -> None:
     assert plan.num_decodes == 3
     assert plan.lengths.tolist() == [33] * 3
     assert plan.positions.tolist() == [32] * 3
-    assert plan.block_tables.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert plan.block_tables.tolist() == [[[0, 1, 2], [3, 4, 5], [6, 7, 8]]]
     assert plan.rows.tolist() == [0, 1, 2]
 
 

@@ -89,7 +89,12 @@ def test_one_in_a_lost_ones_place_is_told_so(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
     stack = up.local_stack(
-        Namespace(model=[], prefill=None, decode=None, quantization=None), None, again=again
+        Namespace(
+            **{"model": [], "lora": [], "prefill": None, "decode": None},
+            **{"quantization": None, "kv_format": None, "tensor_parallel": None},
+        ),
+        None,
+        again=again,
     )
     assert isinstance(stack._ground, LocalGround)
     assert stack._ground._again is again

@@ -13,13 +13,14 @@ from types import SimpleNamespace
 import pytest
 
 from services import app
-from services.app import _on_one_node, build
+from services.app import build
 from services.cli.ground import cluster as cluster_ground
 from services.cli.ground import joined_ray, reached
 from services.cli.main import main
 from services.common.config import GatewaySettings, ModelSpec, RayOptions, Settings
 from services.common.service import Host
 from services.common.transport import listen, refuses_strangers
+from services.placing import on_nodes
 from services.router.server import RouterService
 from tests.support.transport import SECRET, TRANSPORT
 
@@ -219,10 +220,11 @@ async def test_a_server_that_asks_nobody_is_told_from_one_that_does() -> None:
     [(2, 2, 1), (3, 2, 2), (1, 3, 1), (4, 2, 2), (2, 1, None), (300, 2, 100)],
 )
 def test_replicas_are_spread_over_the_nodes(replicas: int, nodes: int, most: int | None) -> None:
-    assert _on_one_node(replicas, RayOptions(), nodes) == most
+    assert on_nodes(replicas, RayOptions(), nodes)["max_replicas_per_node"] == most
     for asks in ({"num_gpus": 1}, {"num_cpus": 1}, {"resources": {"a": 1}}):
         taking = RayOptions(**asks)  # type: ignore[arg-type]
-        assert _on_one_node(replicas, taking, nodes) is None, "they go where that is"
+        place = on_nodes(replicas, taking, nodes)
+        assert place["max_replicas_per_node"] is None, "they go where that is"
 
 
 def test_the_spread_reaches_each_deployment() -> None:

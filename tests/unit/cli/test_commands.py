@@ -1,6 +1,7 @@
 import http.server
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.cli.commands.up import local_models
+from services.cli.commands.up import local_models, with_adapters
 from services.cli.main import main
 from services.cli.running import Running, find_running, holding, state_file
 from services.cli.stack.replicas import missing
@@ -48,6 +49,50 @@ def test_models_are_named_by_their_folder(tmp_path: Path) -> None:
 def test_two_models_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="called llama"):
         local_models(["a/llama", "b/llama"])
+
+
+def test_a_folder_whose_name_is_none_of_a_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "my llama").mkdir()
+    with pytest.raises(ValueError, match=r"^--model: .*'my llama', and a model's name has at most"):
+        local_models([str(tmp_path / "my llama")])
+
+
+def test_adapters_are_the_one_models(tmp_path: Path) -> None:
+    (model,) = local_models([])
+    (found,) = with_adapters([model], [f"pirate={tmp_path}"])
+    assert found.adapters == {"pirate": str(tmp_path)}
+    assert (found.name, found.path) == (model.name, model.path)
+    assert with_adapters([model], []) == [model]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["pirate"], "'pirate' is not NAME=DIR"),
+        (["=HERE"], "is not NAME=DIR"),
+        (["pirate=/no/such"], "is not NAME=DIR of a folder that is there"),
+        (["pirate=HERE", "pirate=HERE"], "two models or adapters are called 'pirate'"),
+        (["demo=HERE"], "two models or adapters are called 'demo'"),
+        (["a#b=HERE"], "^--lora: a model's name has at most 100 letters"),
+    ],
+)
+def test_a_wrong_lora_is_refused(tmp_path: Path, given: list[str], words: str) -> None:
+    given = [one.replace("HERE", str(tmp_path)) for one in given]
+    with pytest.raises(ValueError, match=re.compile(words, re.DOTALL)):
+        with_adapters(local_models([]), given)
+    with pytest.raises(ValueError, match="of which model"):
+        with_adapters([*local_models([]), *local_models(["a/b"])], given)
+
+
+def test_an_adapter_that_does_not_fit_is_told_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up", "--lora", f"pirate={tmp_path}"]) == 1
+    assert "adapter 'pirate': " in (told := capsys.readouterr().err)
+    assert "adapter_config.json is missing" in told
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert main(["up", "--model", str(tmp_path)]) == 1
+    assert "config.json is missing: it is an adapter" in capsys.readouterr().err
 
 
 def test_a_model_without_an_owner_is_told_how_to_write_it(

@@ -115,8 +115,10 @@ class Rig:
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """A demo over two documents, of which nothing starts and nothing waits."""
     api, stack = Api(), list[str]()
-    for name, text in (("b.txt", "A penstock."), ("a.md", "# Water"), ("c.html", "no document")):
-        (tmp_path / name).write_text(text)
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    for name, text in (("b.txt", "A penstock."), ("a.md", "# Water"), ("c.png", "no document")):
+        (folder / name).write_text(text)
     questions = ('{"question": "What is it?"}', '{"question": "And then?"}')
     (tmp_path / "questions.jsonl").write_text("\n".join(questions))
 
@@ -140,7 +142,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setattr(client, "open_client", open_client)
     clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: None)
     monkeypatch.setattr(demo, "time", clock)
-    return Rig(api, stack, lambda *more: main(["demo", "--documents", str(tmp_path), *more]))
+    return Rig(api, stack, lambda *more: main(["demo", "--documents", str(folder), *more]))
 
 
 def test_a_question_is_answered_from_the_documents_and_its_way_is_shown(
@@ -175,7 +177,10 @@ def test_the_question_that_is_given_is_asked(rig: Rig, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("gone", "said"),
-    [(["questions.jsonl"], "--question is needed"), (["a.md", "b.txt"], "--documents: no .md")],
+    [
+        (["questions.jsonl"], "--question is needed"),
+        (["documents/a.md", "documents/b.txt"], "--documents: no document"),
+    ],
 )
 def test_what_is_missing_is_told_before_anything_starts(
     gone: list[str], said: str, rig: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -13,9 +13,9 @@ import pytest
 from services.cli.command_line import parser
 from services.cli.commands import drain
 from services.cli.main import main
-from services.common import callers
 from services.common.config import Settings
 from services.common.discovery import Registration, Replica
+from services.common.locks import callers
 from services.common.redis import connect
 from services.common.service import Host, Service
 from tests.support.authority import Authority

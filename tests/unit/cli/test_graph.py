@@ -161,16 +161,23 @@ def test_pools_have_settings_of_their_own() -> None:
         ({"worker": {"replicas": 2}}, "replicas: not set here"),
         ({"prefill": {"worker": {"block_size": 8}}, "decode": {}}, "block_size: of both pools"),
         ({"decode": {"worker": {"dtype": "bfloat16"}}, "prefill": {}}, "dtype: of both pools"),
-        ({"decode": {"worker": {"kv_dtype": "fp8"}}, "prefill": {}}, "kv_dtype: of both pools"),
+        ({"decode": {"worker": {"kv_format": "fp8"}}, "prefill": {}}, "kv_format: of both pools"),
         ({"decode": {"worker": {"quantization": "int8"}}, "prefill": {}}, "quantization: of both"),
         ({"name": "a#b"}, "name"),
         ({"name": ""}, "name"),
         ({"pool": {}}, "pool"),
+        ({"adapters": {"a#b": "/p"}}, "adapters"),
     ],
 )
 def test_a_wrong_model_is_refused_by_the_name_of_its_field(wrong: Any, told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         ModelSpec.model_validate({"name": "m", "path": "p", **wrong})
+
+
+def test_an_adapter_of_a_models_name_is_refused() -> None:
+    one, two = ({"name": name, "path": "p"} for name in ("tiny", "other"))
+    with pytest.raises(ValidationError, match="two models are called tiny"):
+        Settings.model_validate({"models": [one, two | {"adapters": {"tiny": "/p"}}]})
 
 
 def test_two_models_of_one_name_are_refused() -> None:
@@ -225,6 +232,38 @@ def test_wrong_arguments_of_a_serve_config_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=told):
         serve_config(builder, arguments)
+
+
+def test_ranks_that_may_be_on_several_nodes_have_a_bundle_each() -> None:
+    """With its share of what a replica takes, none of which is more than there is."""
+    ray = {"num_gpus": 3, "resources": {"own": 1}}
+    worker = {"tensor_parallel": 3, "placement_group_strategy": "PACK", "ray": ray}
+    settings = Settings.model_validate({"models": [TINY.sized(0, 2)], "worker": worker})
+    pool = deployed(*build(settings, nodes=2).values())["both-tiny"]
+    config = pool._deployment_config
+    share = {"num_cpus": 0, "num_gpus": 1, "resources": {"own": 0.3333}}
+    assert takes(pool) == share
+    assert pool._replica_config.placement_group_bundles == [{"GPU": 1, "own": 0.3333}] * 3
+    assert (pool._replica_config.placement_group_strategy, config.num_replicas) == ("PACK", 2)
+
+    nothing = {"tensor_parallel": 2, "placement_group_strategy": "SPREAD"}
+    settings = Settings.model_validate({"models": [TINY.sized(0, 1)], "worker": nothing})
+    pool = deployed(*build(settings).values())["both-tiny"]
+    assert pool._replica_config.placement_group_bundles == [{"memory": 1}] * 2
+
+    settings.worker.placement_group_strategy = "STRICT_PACK"
+    pool = deployed(*build(settings, nodes=2).values())["both-tiny"]
+    config = pool._replica_config
+    assert (config.placement_group_bundles, config.max_replicas_per_node) == (None, 1)
+
+
+def test_ranks_that_want_more_nodes_than_there_are_are_told() -> None:
+    spread = {"tensor_parallel": 3, "placement_group_strategy": "STRICT_SPREAD"}
+    settings = Settings.model_validate({"models": [TINY.sized(0, 1)], "worker": spread})
+    nodes = {"node:__internal_head__": 1.0, "node:10.0.0.1": 1.0, "node:10.0.0.2": 1.0}
+    with pytest.raises(RuntimeError, match=r"worker of tiny: .* 3 ranks on a node each, .* has 2"):
+        check_room(settings, nodes)
+    check_room(settings, nodes | {"node:10.0.0.3": 1.0})
 
 
 def test_what_ray_has_not_is_told_before_anything_waits_for_it() -> None:

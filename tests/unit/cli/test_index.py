@@ -22,10 +22,12 @@ class Server:
 
     def __init__(self) -> None:
         self.stores: dict[str, str] = {}  # names by id
+        self.made: list[dict[str, Any]] = []
         self.files: dict[str, bytes] = {}
         self.attached: dict[str, dict[str, Any]] = {}  # of all stores, by file id
         self.unreadable: set[bytes] = set()  # contents that fail to be indexed
         self.refused: set[bytes] = set()  # contents that are not taken
+        self.taken_away: set[bytes] = set()  # contents that others delete as they are indexed
         self.busy = 0  # answers to come that there is no room
         self.calls: list[str] = []
         self.per_page = 2
@@ -51,6 +53,10 @@ class Server:
             return httpx.Response(200, json={}) if known else self._error(404, "no such file")
         if len(parts) == 3:
             return self._attach(request, parts[1]) if method == "POST" else self._list(request)
+        if self.files.get(parts[3]) in self.taken_away:
+            del self.files[parts[3]], self.attached[parts[3]]
+        if parts[3] not in self.attached:
+            return self._error(404, "no such file")
         self._settle(parts[3])
         return httpx.Response(200, json=self.attached[parts[3]])
 
@@ -66,9 +72,11 @@ class Server:
     def _stores(self, request: httpx.Request) -> httpx.Response:
         if request.method == "POST":
             id = self._id("vs")
-            self.stores[id] = json.loads(request.content)["name"]
+            self.made.append(json.loads(request.content))
+            self.stores[id] = self.made[-1]["name"]
             return httpx.Response(200, json={"id": id})
-        return self._page([{"id": i, "name": n} for i, n in self.stores.items()], request)
+        told = [{"id": i, "name": n, "embedding_model": "m"} for i, n in self.stores.items()]
+        return self._page(told, request)
 
     def _upload(self, request: httpx.Request) -> httpx.Response:
         head = f"content-type: {request.headers['content-type']}\r\n\r\n".encode()
@@ -203,6 +211,13 @@ def test_a_file_that_is_refused_keeps_no_other_back(server, folder, capsys):
     assert run(folder) == 1
     assert sorted(server.holds()) == ["c.md", "deep/er/b.txt"]
     assert "· failed a.md: /v1/files: 400: it is not text (c)\n" in capsys.readouterr().err
+
+
+def test_a_file_that_others_delete_as_it_is_indexed_keeps_no_other_back(server, folder, capsys):
+    server.taken_away.add(b"alpha")
+    assert run(folder, "--json") == 1
+    assert sorted(server.holds()) == ["c.md", "deep/er/b.txt"]
+    assert told(capsys)["failed"] == {"a.md": "was taken out of the store while it was indexed"}
 
 
 def test_what_left_the_folder_stays_unless_it_is_asked_for(server, folder, capsys):
@@ -363,3 +378,13 @@ def test_a_store_has_a_name(server, folder, capsys):
         main(["index", str(folder), "--store", " "])
     assert "--store: it is empty" in capsys.readouterr().err
     assert not server.stores
+
+
+def test_a_new_store_has_the_embedder_that_is_named_and_one_that_is_there_must(
+    server, folder, capsys
+):
+    assert run(folder, "--embedder", "wide") == 0
+    assert server.made == [{"name": "guides", "embedding_model": "wide"}]
+    assert run(folder, "--embedder", "wide") == 1
+    assert "--embedder: 'guides' is indexed with 'm'" in capsys.readouterr().err
+    assert run(folder, "--embedder", "m") == 0

@@ -52,8 +52,10 @@ def joins(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(ray, "init", init)
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED", "RAY_USE_TLS", *_TLS)
-    for name in names:
+    for name in (*names, "RAY_COLOR_PREFIX"):
         monkeypatch.setenv(name, "")
+    monkeypatch.delenv("RAY_COLOR_PREFIX")
+    monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("RAY_USE_TLS", "0")
     return found
 
@@ -84,6 +86,7 @@ def test_one_that_asks_is_joined(
     made.stop(None)
     assert joins == [address]
     assert os.environ["RAY_AUTH_TOKEN"] == "a token"
+    assert os.environ["RAY_COLOR_PREFIX"] == "0"
 
 
 def test_auto_without_a_cluster_is_told(joins: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,14 +78,19 @@ async def kept(
 
 
 @pytest.fixture
-async def wanted(
+async def keeper(
     redis: Redis, redis_url: str, namespace: str, serve: Serve
-) -> AsyncIterator[WantedModels]:
+) -> AsyncIterator[ModelKeeper]:
     """Of a stack that was started with the first, and has looked round."""
     await WantedModels(redis, namespace).start_with([FIRST], "us")
-    async with kept(redis, redis_url, namespace, [FIRST]) as (wanted, keeper):
+    async with kept(redis, redis_url, namespace, [FIRST]) as (_wanted, keeper):
         await asyncio.to_thread(keeper.settle, 20)
-        yield wanted
+        yield keeper
+
+
+@pytest.fixture
+def wanted(redis: Redis, namespace: str, keeper: ModelKeeper) -> WantedModels:
+    return WantedModels(redis, namespace)
 
 
 async def worker_of(redis: Redis, namespace: str, model: str) -> Registration:
@@ -118,6 +123,40 @@ async def test_what_is_wanted_is_written_down_once(redis: Redis, namespace: str)
     await wanted.start_with([], "us")
     assert (await wanted.look()).keeper, "that none is wanted is known, too"
     assert not await wanted.all()
+
+
+async def test_adapters_are_wanted_of_a_model(redis: Redis, namespace: str) -> None:
+    wanted = WantedModels(redis, namespace)
+    await wanted.start_with([FIRST, SECOND], "us")
+    assert await wanted.add_adapter("first", "pirate", "/pirate")
+    for name in ("pirate", "first", "second"):
+        assert not await wanted.add_adapter("second", name, "/other"), "there is one of that name"
+    assert not await wanted.add_adapter("third", "lawyer", "/lawyer")
+    assert not await wanted.add(ModelSpec(name="pirate", path="/p")), "as of models"
+    await redis.hset(wanted._failures, "lawyer", "it is broken")
+    assert await wanted.add_adapter("first", "lawyer", "/lawyer")
+    assert not (await wanted.look()).failures, "another attempt"
+    specs = await wanted.all()
+    assert specs["first"].adapters == {"pirate": "/pirate", "lawyer": "/lawyer"}
+    assert specs["first"].pools == FIRST.pools
+    assert specs["second"] == SECOND
+    assert await wanted.remove_adapter("pirate")
+    assert not await wanted.remove_adapter("pirate")
+    assert (await wanted.all())["first"].adapters == {"lawyer": "/lawyer"}
+
+
+async def test_a_keeper_whose_redis_lost_all_wants_the_adapters_of_before(
+    redis: Redis, wanted: WantedModels, keeper: ModelKeeper, serve: Serve
+) -> None:
+    assert await wanted.add_adapter("first", "pirate", "/pirate")
+    await until(lambda: "pirate" in keeper._served["first"].adapters, 10, "it has looked")
+    await redis.delete(wanted._specs, wanted._keeper)
+    await until(lambda: wants(wanted, "pirate"), 10)
+    assert not serve.deployed, "no worker is replaced for it"
+
+
+async def wants(wanted: WantedModels, adapter: str) -> bool:
+    return any(adapter in spec.adapters for spec in (await wanted.all()).values())
 
 
 async def test_what_is_removed_leaves_until_it_has_ended(redis: Redis, namespace: str) -> None:

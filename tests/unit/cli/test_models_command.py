@@ -1,7 +1,7 @@
 """`penstock models`: what it says of a running Penstock's models, and when it returns."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +14,11 @@ from services.cli.stack.wanted_models import WantedModels
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Registration, Replica
 from services.common.redis import Redis, connect
-from services.common.served_models import READING, Checkpoint, entry
+from services.common.served_models import READING, Checkpoint, entry, forget
 from services.gateway.identity.audit import AuditLog
 from tests.support.waiting import until
+
+Looks = Callable[[int], Awaitable[None]]
 
 DEMO = Path("models/demo").resolve()
 
@@ -128,6 +130,25 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
     return said
 
 
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    """Waits until the command has looked so many times more at who knows a model."""
+    made = 0
+    knowing = models._Stack.knowing
+
+    def counted(stack: models._Stack, name: str) -> list[str]:
+        nonlocal made
+        made += 1
+        return knowing(stack, name)
+
+    async def more(count: int) -> None:
+        last = made + count
+        await until(lambda: made >= last, 60, "it looks")
+
+    monkeypatch.setattr(models._Stack, "knowing", counted)
+    return more
+
+
 async def test_adding_waits_for_the_workers_and_then_for_the_model_to_be_known(
     install: Install, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +170,20 @@ async def test_adding_waits_for_the_workers_and_then_for_the_model_to_be_known(
     assert capsys.readouterr().out == "second is served\n"
     with pytest.raises(RuntimeError, match="there is a model called 'second'"):
         await command("add", str(DEMO), "--name", "second")
+
+
+async def test_who_stops_waiting_hears_that_it_is_added_all_the_same(
+    install: Install, said: Said
+) -> None:
+    await install.wanted.start_with([], "keeper")
+    stack = models._Stack(install.redis, install.settings)
+    audit = AuditLog(install.redis, install.settings.namespace, 60)
+    adding = asyncio.create_task(models._add(spec("s"), install.wanted, stack, audit))
+    await said.has("waiting for: worker of s")
+    adding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    assert said[-1] == "it is added all the same; `penstock models remove s` ends it"
 
 
 @pytest.mark.parametrize(
@@ -174,22 +209,57 @@ async def test_one_that_will_not_be_served_is_not_waited_for(
 
 
 async def test_removing_waits_until_nothing_of_it_runs(
-    install: Install, said: Said, capsys: pytest.CaptureFixture[str]
+    install: Install, said: Said, looks: Looks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await install.wanted.start_with([spec("first"), spec("second")], "keeper")
     await install.wanted.runs(["first", "second"])
+    await install.listed("second")
+    await install.reads("", "first", "second")
     removing = asyncio.create_task(command("remove", "second"))
     await said.has("running requests finish first")
     assert set(await install.wanted.all()) == {"first"}
-    assert not removing.done()
     await install.wanted.ended("second")
+    await asyncio.sleep(5 * models._LOOK_EVERY_S)
+    assert not removing.done(), "it is listed still"
+    await forget(install.redis, install.settings, lambda one: one.model == "second")
+    await looks(3)
+    assert not removing.done(), "a tokenizer has it still"
+    await install.reads("", "first")
     assert await removing == 0
     assert capsys.readouterr().out == "second is removed\n"
     [line] = await AuditLog(install.redis, install.settings.namespace).read(10)
     assert (line.action, line.what) == ("model.remove", "model:second")
     assert line.who.startswith("cli:")
-    with pytest.raises(RuntimeError, match="no model called 'second'; there are: first"):
+    with pytest.raises(RuntimeError, match="no model or adapter called 'second'; there are: first"):
         await command("remove", "second")
+    await install.wanted.add_adapter("first", "pirate", "/pirate")
+    with pytest.raises(RuntimeError, match=r"there are: first, pirate$"):
+        await command("remove", "second")
+
+
+async def test_removing_an_adapter_waits_until_no_tokenizer_has_it(
+    install: Install, said: Said, looks: Looks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapted = spec("first").model_copy(update={"adapters": {"pirate": "/pirate"}})
+    await install.wanted.start_with([adapted], "keeper")
+    await install.reads("", "first", "pirate")
+    removing = asyncio.create_task(command("remove", "pirate"))
+    await said.has("running requests finish first")
+    await looks(3)
+    assert not removing.done()
+    await install.reads("", "first")
+    assert await removing == 0
+    assert capsys.readouterr().out == "pirate is removed\n"
+
+
+async def test_what_is_removed_and_yet_known_is_told(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "_READ_S", 0.0)
+    await install.wanted.start_with([spec("first")], "keeper")
+    await install.reads("", "first")
+    with pytest.raises(RuntimeError, match=r"'first' is removed, and yet known to t$"):
+        await command("remove", "first")
 
 
 def test_without_a_running_penstock_there_is_nothing_to_ask(
@@ -228,7 +298,9 @@ async def test_one_that_was_left_on_a_cluster_is_listed_and_no_more(
             ["--worker", '{"threads": "x"}'],
             r"^--worker \(threads\): Input should be",
         ),
-        (["--name", "/odd"], "^--name: "),
+        (["--name", "/odd"], "^--name: a model's name has"),
+        (["--name", "a/b c"], "^--name: a model's name has"),
+        (["--name", "a\n"], "^--name: a model's name has"),
     ],
 )
 async def test_a_wrong_argument_is_told_by_its_name(given: list[str], names: str) -> None:

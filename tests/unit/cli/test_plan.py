@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from services.cli.main import main
+from services.cli.planning import shapes
 from services.cli.planning.costs import Costs
 from services.cli.planning.devices import DEVICES, Device
 from services.cli.planning.fleet import Load, Replica, narrowest
 from services.cli.planning.shapes import NAMED, shape_of
-from services.worker.engine.kv_cache import block_bytes
+from services.worker.engine.kv.cache import block_bytes
 from tests.unit.engine.published import PUBLISHED
 
 GIB = 2**30
@@ -59,15 +60,53 @@ def test_4096_tokens_of_a_70b_take_1_25_gib(capsys: pytest.CaptureFixture[str], 
     assert "1.25 GiB" in capsys.readouterr().out
 
 
-def test_a_narrower_format_makes_room_for_more(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("checkpoint", "assumed", "note"),
+    [
+        ("bfloat16", "bfloat16", "other CPUs compute in float32, twice as many bytes"),
+        ("float16", "float32", "where a checkpoint is not bfloat16"),
+        ("float32", "float32", "where a checkpoint is not bfloat16"),
+    ],
+)
+def test_what_keys_and_values_are_assumed_to_be_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, checkpoint: str, assumed: str, note: str
+) -> None:
+    folder = folder_of(tmp_path, CONFIG | S | {"torch_dtype": checkpoint})
+    found = planned(capsys, "kv", folder)
+    assert found["kv_format"] == assumed
+    assert note in found["note"]
+    asked = planned(capsys, "kv", folder, "--kv-format", assumed)
+    assert "note" not in asked
+    assert asked == {name: value for name, value in found.items() if name != "note"}
+    fleet = ("gpus", folder, "--gpu", "l4", "--prompt", "900", "--output", "100")
+    assert planned(capsys, *fleet)["kv_format"] == assumed
+    assert planned(capsys, *fleet)["kv_bytes_per_request"] == found["kv_bytes_per_token"] * 1000
+
+
+def test_the_demo_models_are_as_the_operators_page_reckons(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = Path(__file__).parents[3]
+    argv = ("kv", str(root / "models/demo"), "--tokens", "1024")
+    assumed, wide = planned(capsys, *argv), planned(capsys, *argv, "--kv-format", "float32")
+    page = (root / "docs/operations.md").read_text()
+    assert f"2 × 6 × 4 × 64 × 2 = {assumed['kv_bytes_per_token']:,} bytes" in page
+    assert f"in float32 twice as many, {wide['kv_bytes_per_token']:,}" in page
+
+
+@pytest.mark.parametrize(("kv_format", "share"), [("int8", 2), ("fp8", 2), ("int4", 4)])
+def test_a_narrower_format_makes_room_for_more(
+    capsys: pytest.CaptureFixture[str], kv_format: str, share: int
+) -> None:
     argv = ("kv", "llama-3.1-8b", "--tokens", "1000", "--sequences", "7", "--memory", "10")
-    wide, narrow = (planned(capsys, *argv, "--kv-format", f) for f in ("bfloat16", "fp8"))
+    wide, narrow = (planned(capsys, *argv, "--kv-format", f) for f in ("bfloat16", kv_format))
     assert wide["kv_bytes"] == 7 * 1000 * 131_072
     assert wide["tokens_in_memory"] == 10 * GIB // 131_072
     assert wide["sequences_in_memory"] == wide["tokens_in_memory"] // 1000
-    # As the engine's own blocks: a byte an element, a float32 for each token and head.
-    assert narrow["kv_bytes_per_token"] == 131_072 // 2 + 32 * 2 * 8 * 4
-    assert narrow["kv_bytes_per_token"] == block_bytes(NAMED["llama-3.1-8b"], 1, 1, 4)
+    # As the engine's own blocks: a byte an element or half of one, a float32 for each token and
+    # head.
+    assert narrow["kv_bytes_per_token"] == 131_072 // share + 32 * 2 * 8 * 4
+    assert narrow["kv_bytes_per_token"] == block_bytes(NAMED["llama-3.1-8b"], 1, kv_format)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +119,10 @@ def test_a_narrower_format_makes_room_for_more(capsys: pytest.CaptureFixture[str
         ("llama-3.1-70b", 70.554),
         ("llama-3.1-405b", 405.853),
         ("mistral-7b", 7.248),
+        ("mixtral-8x7b", 46.703),
+        ("mixtral-8x22b", 140.630),
+        ("qwen3-30b-a3b", 30.532),
+        ("qwen3-235b-a22b", 235.094),
         ("qwen2.5-7b", 7.616),
         ("qwen2.5-72b", 72.706),
         ("qwen3-8b", 8.191),
@@ -88,6 +131,35 @@ def test_a_narrower_format_makes_room_for_more(capsys: pytest.CaptureFixture[str
 )
 def test_shapes_have_the_parameters_that_their_makers_tell(name: str, billions: float) -> None:
     assert Costs(NAMED[name]).parameters / 1e9 == pytest.approx(billions, abs=6e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("mixtral-8x7b", 12.9),
+        ("mixtral-8x22b", 39.2),
+        ("qwen3-30b-a3b", 3.35),
+        ("qwen3-235b-a22b", 22.2),
+        ("qwen3-8b", 8.19),
+    ],
+)
+def test_of_experts_those_are_active_that_a_token_chooses(name: str, billions: float) -> None:
+    """As their makers tell it, but for Qwen3-30B-A3B, which they round down."""
+    assert Costs(NAMED[name]).active_parameters / 1e9 == pytest.approx(billions, abs=0.05)
+
+
+def test_a_step_reads_the_experts_that_any_of_its_tokens_chooses() -> None:
+    costs = Costs(NAMED["qwen3-30b-a3b"])
+    of_experts = 48 * 128 * 3 * 768 * 2048
+    assert costs.expert_weights == of_experts
+    rest = costs.weight_bytes - 2 * of_experts - 2 * costs.head_weights  # an embedding is not read
+    alone, many = (costs.step_bytes(count, 0) for count in (1, 1000))
+    assert alone == pytest.approx(rest + 2 * of_experts / 16, rel=1e-3)
+    assert many == pytest.approx(rest + 2 * of_experts, rel=1e-3)
+    two = costs.step_bytes(2, 0) - alone  # a second token's, but for those that the first has
+    assert two == pytest.approx(2 * of_experts / 16 * 15 / 16, rel=1e-3)
+    more = costs.step_flop(2, 0) - costs.step_flop(1, 0)
+    assert more == pytest.approx(2 * (costs.met_weights(1) + costs.head_weights))
 
 
 def test_every_named_shape_is_counted_there() -> None:
@@ -106,6 +178,27 @@ def test_a_folder_is_read_as_the_engine_reads_it(
     assert planned(capsys, "kv", folder) == planned(capsys, "kv", "llama-3.2-1b")
     argv = ("--gpu", "l4", "--gpus", "2")
     assert planned(capsys, "gpus", folder, *argv) == planned(capsys, "gpus", "llama-3.2-1b", *argv)
+
+
+def test_weights_of_few_bits_are_told_where_no_precision_is_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    few = {"quantization_config": {"quant_method": "awq", "version": "gemm"}}
+    folder = folder_of(tmp_path, PUBLISHED["Llama-3.2-1B"] | few)
+    argv = ("gpus", folder, "--gpu", "l4")
+    assert "fewer bits (awq)" in str(planned(capsys, *argv)["note"])
+    assert "fewer bits" not in str(planned(capsys, *argv, "--precision", "int4")["note"])
+
+
+def test_a_gguf_file_is_planned_as_a_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path, PUBLISHED["Llama-3.2-1B"])
+    monkeypatch.setattr(shapes, "folder_of", lambda path: {"m.gguf": Path(folder)}[path])
+    assert planned(capsys, "kv", "m.gguf") == planned(capsys, "kv", "llama-3.2-1b")
+    monkeypatch.undo()
+    assert main(["plan", "kv", "no/such.gguf"]) == 1
+    assert "MODEL: there is no file no/such.gguf" in capsys.readouterr().err
 
 
 def test_a_window_is_not_read_beyond(tmp_path: Path) -> None:
@@ -158,7 +251,7 @@ def test_replicas_are_as_narrow_as_the_weights_let_them(
     assert "tensor parallelism" in wide["note"]
     narrow = planned(capsys, *argv, "--precision", "int4")
     assert (narrow["gpus_per_replica"], narrow["replicas"]) == (1, 8)
-    assert narrow["note"] == "this version has no weights in int4 on GPUs"
+    assert narrow["note"] == "weights in int4 never ran on a GPU"
     costs = Costs(shape_of("llama-3.1-70b"), "int4")
     of_layers, tables = costs.layer_weights, costs.parameters - costs.layer_weights
     assert narrow["weight_bytes"] == of_layers * 9 // 16 + tables
@@ -172,6 +265,35 @@ def test_gpus_for_a_rate_give_that_rate(capsys: pytest.CaptureFixture[str]) -> N
     count = planned(capsys, *argv)["gpus_for_requests_per_s"]
     enough, short = (planned(capsys, *argv, "--gpus", str(n)) for n in (count, count - 1))
     assert enough["requests_per_s"] >= 20 > short["requests_per_s"]
+
+
+def rows(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, str]:
+    """Of the table."""
+    assert main(["plan", *argv]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in line.split("│")[1:3]] for line in lines if "│" in line]
+    return dict(cells)
+
+
+def test_a_table_has_each_figure_with_its_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("gpus", "llama-3.1-8b", "--gpu", "h100", "--gpus", "4", "--requests-per-s")
+    load = ("--prompt", "2000", "--output", "300")
+    told, found = rows(capsys, *argv, "20", *load), planned(capsys, *argv, "20", *load)
+    assert told["gpus for 20 requests/s"] == "2" == str(found["gpus_for_requests_per_s"])
+    assert told["requests/s"] == f"{found['requests_per_s']:.1f}"
+    assert told["output tok/s"] == f"{found['output_tok_per_s']:,.0f}"
+    assert told["ttft"] == f"{found['ttft_s'] * 1000:.1f} ms"
+    assert told["itl"] == f"{found['itl_s'] * 1000:.1f} ms"
+    assert told["kv room per replica"] == f"{found['kv_room_bytes_per_replica'] / GIB:.2f} GiB"
+    assert told["sequences at once"] == str(found["sequences_at_once"])
+    assert rows(capsys, *argv, "0.05")["gpus for 0.05 requests/s"] == "1"
+    slow = rows(capsys, *argv, "1", "--prompt", "100000", "--output", "30000", "--max-running", "1")
+    assert 0 < float(slow["requests/s"]) < 0.05
+    of_kv = rows(capsys, "kv", "llama-3.1-8b", "--tokens", "7", "--memory", "1")
+    assert of_kv["kv per token"] == "131,072 bytes"
+    assert of_kv["kv per sequence"] == f"{7 * 131_072:,} bytes"
+    assert of_kv["memory"] == "1.00 GiB"
+    assert of_kv["tokens in memory"] == "8,192"
 
 
 def test_what_speeds_follow_from() -> None:
@@ -191,14 +313,15 @@ def test_what_speeds_follow_from() -> None:
     assert speeds[1].itl_s > read
     assert speeds[1].ttft_s > 2 * costs.layer_weights * 1000 / h100.flop_per_s
     eighths = Costs(NAMED["llama-3.1-8b"], "fp8")
-    faster = Replica(eighths, h100, 1).speed(load, 1, 1.0)
-    assert faster.ttft_s < speeds[1].ttft_s * 0.51
+    same = Replica(eighths, h100, 1).speed(load, 1, 1.0)
+    assert same.ttft_s == speeds[1].ttft_s  # what meets such weights is bfloat16
+    assert same.itl_s < speeds[1].itl_s
 
 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["kv", "llama-9"], "MODEL: 'llama-9' is neither a folder with a config.json nor one of"),
+        (["kv", "llama-9"], "MODEL: 'llama-9' is neither a folder with a config.json, nor a GGUF"),
         (["kv", "llama-2-7b", "--tokens", "4097"], "--tokens 4097: the model's context has 4096"),
         (["gpus", "llama-3.1-8b", "--gpu", "voodoo"], "--gpu: 'voodoo' is neither one of a10,"),
         (["gpus", "llama-3.1-8b", "--gpu", "80:0:9"], "--gpu: '80:0:9' is neither one of a10,"),
@@ -210,10 +333,6 @@ def test_what_speeds_follow_from() -> None:
         (
             ["gpus", "llama-2-7b", "--gpu", "l4", "--prompt", "4000", "--output", "97"],
             "--prompt 4000 and --output 97: the model's context has 4096 tokens",
-        ),
-        (
-            ["gpus", "llama-2-7b", "--gpu", "a100-80gb", "--precision", "fp8"],
-            "--precision fp8: --gpu a100-80gb has no such numbers",
         ),
     ],
 )

@@ -2,12 +2,15 @@
 
 import os
 import stat
+import sys
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray._private.worker import print_worker_logs
 
 from services.cli.ground.ray_cluster import RayCluster, RayLost
 
@@ -120,3 +123,32 @@ def test_the_state_service_is_started_again_and_a_lost_raylet_is_the_end(
     else:
         assert len(cluster.tend()) == (1 if done else 0)
         assert node.done == done
+
+
+@pytest.mark.parametrize(
+    ("terminal", "asked", "coloured"),
+    [
+        (True, {}, True),
+        (True, {"NO_COLOR": ""}, True),
+        (True, {"NO_COLOR": "1"}, False),
+        (False, {}, False),
+        (False, {"RAY_COLOR_PREFIX": "1"}, True),
+    ],
+)
+def test_what_ray_tells_has_colours_on_a_terminal_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: bool,
+    asked: dict[str, str],
+    coloured: bool,
+) -> None:
+    for name in ("NO_COLOR", "RAY_COLOR_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "environ", {**os.environ, **asked})
+    output = StringIO()
+    monkeypatch.setattr(output, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stdout", output)
+    RayCluster(tmp_path / "data", tmp_path / "sockets")._prepare()
+    print_worker_logs({"pid": "raylet", "lines": ["A worker died"]}, output)  # type: ignore[dict-item]
+    assert "A worker died" in output.getvalue()
+    assert ("\x1b" in output.getvalue()) == coloured

@@ -77,7 +77,7 @@ def test_rays_lines_go_where_ours_do(tmp_path: Path) -> None:
     program = f"""
 import logging, sys
 from services import app
-from services.common.logs import configure_logging
+from services.common.telemetry.logs import configure_logging
 its = logging.getLogger("ray.serve")
 its.propagate = False
 its.addHandler(logging.FileHandler({str(file)!r}))

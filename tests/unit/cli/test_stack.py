@@ -89,7 +89,8 @@ async def test_the_laptop_s_key_stays_until_it_is_revoked_or_redis_knows_it_no_m
 
 
 def arguments(**given: Any) -> Namespace:
-    return Namespace(**{"model": [], "prefill": None, "decode": None, "quantization": None} | given)
+    none = ("prefill", "decode", "quantization", "kv_format", "tensor_parallel")
+    return Namespace(**{"model": [], "lora": []} | dict.fromkeys(none) | given)
 
 
 def test_arguments_come_before_settings_and_those_before_what_is_shipped(
@@ -121,8 +122,13 @@ def test_arguments_come_before_settings_and_those_before_what_is_shipped(
     monkeypatch.setenv("PENSTOCK_WORKER__QUANTIZATION", "int8")
     assert made().worker.quantization == "int8"
     assert made(quantization="auto").worker.quantization == "auto"
-    given = made(quantization="int8", model=["org/given"])
+    assert made(kv_format="int8").worker.kv_format == "int8"
+    assert made(kv_format="int8").worker.quantization == "int8", "as it is set"
+    given = made(quantization="int8", kv_format="fp8", model=["org/given"])
+    assert given.of_worker(given.models[0], "decode").worker.kv_format == "fp8"
     assert given.of_worker(given.models[0], "prefill").worker.quantization == "int8"
+    assert made(tensor_parallel=2).worker.tensor_parallel == 2
+    assert made().worker.tensor_parallel == 1
     told = {"name": "given", "path": "/own", "worker": {"quantization": "auto"}}
     exact = ModelSpec.model_validate(told)
     role = next(iter(exact.pools))
@@ -341,6 +347,22 @@ def test_a_hub_s_model_is_checked_before_its_weights_are_fetched(
     fetched.clear()
     checkpoints.made_local(ModelSpec(name="m", path=str(shipped)), Settings(), said.append)
     assert (fetched, len(said)) == ([True], 1), "no hub is asked for a folder"
+
+    for worker, words in (
+        ({"tensor_parallel": 3}, "'m': .*tensor_parallel 3 does not divide the model's num_att"),
+        (
+            {"tensor_parallel": 4, "quantization": "int4"},
+            "'m': .*'int4': intermediate_size 160, of each of 4 ranks, is no multiple",
+        ),
+        ({"tensor_parallel": 2, "device": "cuda", "ray": {"num_gpus": 1}}, "num_gpus 1, and"),
+        ({"kv_disk_dir": "/dev/null"}, "kv_disk_dir '/dev/null': it is no folder"),
+        ({"kv_disk_dir": "kv", "kv_disk_bytes": 10}, "kv_disk_bytes 10 is less than one block"),
+    ):
+        settings = Settings(worker=worker)
+        with pytest.raises(RuntimeError, match=words):
+            checkpoints.made_local(ModelSpec(name="m", path=str(shipped)), settings, said.append)
+    two = Settings(worker={"tensor_parallel": 2})
+    checkpoints.made_local(ModelSpec(name="m", path=str(shipped)), two, said.append)
 
     folder = tmp_path / "odd"
     folder.mkdir()

@@ -8,8 +8,8 @@ import pytest
 from cryptography import x509
 from prometheus_client import REGISTRY
 
-from services.common import certificates
-from services.common.certificates import Certificate, CertificateFiles
+from services.common.locks import certificates
+from services.common.locks.certificates import Certificate, CertificateFiles
 from tests.support.authority import DAY, Authority
 
 AUTHORITY = Authority()

@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
-from services.common.checkpoint import chosen, digest, is_hub_id, locate, text_digest
+from services.common.checkpoints.checkpoint import chosen, digest, is_hub_id, locate, text_digest
 from services.common.config import ModelSpec, Settings
 
 

@@ -6,6 +6,7 @@ from pydantic import SecretStr, ValidationError
 
 from services.common.config import (
     GatewaySettings,
+    ModelSpec,
     RetrievalSettings,
     Settings,
     WorkerSettings,
@@ -29,6 +30,36 @@ def test_a_misspelt_setting_of_a_section_is_an_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PENSTOCK_ROUTER__QUEUE_LIMITS", "7")
     with pytest.raises(ValidationError, match="queue_limits"):
         Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        (
+            "PENSTOCK_GATEWAY__PROT",
+            "8000",
+            "PENSTOCK_GATEWAY__PROT: unknown setting; PENSTOCK_GATEWAY__PORT is the nearest",
+        ),
+        ("PENSTOCK_GATEWAY__XYZZY", "1", "PENSTOCK_GATEWAY__XYZZY: unknown setting"),
+        (
+            "PENSTOCK_MODELS",
+            '[{"name": "m", "path": "/m", "decode": {"replcas": 2}}]',
+            "PENSTOCK_MODELS (0.decode.replcas): unknown setting; replicas is the nearest",
+        ),
+        (
+            "PENSTOCK_ROUTER__RAY",
+            '{"num_cpu": 2}',
+            "PENSTOCK_ROUTER__RAY (num_cpu): unknown setting; num_cpus is the nearest",
+        ),
+    ],
+)
+def test_of_a_misspelt_setting_the_nearest_is_named(
+    name: str, value: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValidationError) as raised:
+        Settings()
+    assert complaints(raised.value) == [f"setting {told}"]
 
 
 def test_a_misspelt_section_or_name_is_told() -> None:
@@ -187,3 +218,20 @@ def test_a_device_is_the_processor_or_a_gpu_by_its_number() -> None:
     for device in ("gpu", "cuda:", "cuda:x", "cuda1", "cpu:0", "mps", ""):
         with pytest.raises(ValidationError, match="device"):
             WorkerSettings(device=device)
+
+
+@pytest.mark.parametrize(
+    ("name", "good"),
+    [("Qwen/Qwen3-0.6B", True), ("b@1:x+y", True), ("a/b c", False), ("a\n", False), ("", False)]
+    + [(odd, False) for odd in ("a\tb", "a\x1b", "/a", " a", "x" * 101)],
+)
+def test_names_of_models_and_adapters_are_of_one_kind(name: str, good: bool) -> None:
+    for told in (
+        {"name": name, "path": "/m"},
+        {"name": "m", "path": "/m", "adapters": {name: "/a"}},
+    ):
+        if good:
+            ModelSpec.model_validate(told)
+        else:
+            with pytest.raises(ValidationError):
+                ModelSpec.model_validate(told)

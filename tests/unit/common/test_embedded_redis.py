@@ -18,8 +18,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from services.common.embedded_redis import EmbeddedRedis
+from services.common.locks.secrets import redacted
 from services.common.redis import connect
-from services.common.secrets import redacted
 
 
 def test_without_the_password_it_says_nothing(redis_server: EmbeddedRedis) -> None:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from services.common.fair_threads import FairThreads
+from services.common.fairness.fair_threads import FairThreads
 from tests.support.waiting import until
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from services.common.json_schema import closed
+from services.common.text.json_schema import closed
 
 X = {"type": "object", "properties": {"x": {"type": "integer"}}}
 OPEN: dict[str, Any] = {

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -426,6 +427,30 @@ async def test_news_go_to_all_links_and_a_new_one_misses_none() -> None:
     assert first.news == [b"snapshot:0", *(b"%d" % n for n in range(1, 200))]
     known = second.news[0].removeprefix(b"snapshot:").split(b",") + second.news[1:]
     assert known == blocks
+
+
+async def test_news_that_may_be_many_go_one_by_one_among_the_others() -> None:
+    """More of them than may wait for a peer; each is made when it is told."""
+    told: list[bytes] = []
+
+    def more() -> Iterator[bytes]:
+        for n in range(50):
+            told.append(b"more %d" % n)
+            yield told[-1] + b" " * 10_000
+
+    server = LinkServer(
+        METHOD, echo, snapshot=lambda: [b"snapshot"], more=more, max_pending_bytes=20_000
+    )
+    seen = Seen()
+    async with grpc_server(server.add_to) as address, client(address, seen):
+        await until(lambda: told)
+        assert len(told) < 50
+        server.broadcast(b"now")
+        await until(lambda: len(seen.news) == 52)
+        assert server.links == 1
+    assert seen.news[0] == b"snapshot"
+    assert [one.strip() for one in seen.news[1:] if one != b"now"] == told
+    assert seen.news.index(b"now") < 51
 
 
 async def _until_last_news(address: str, seen: Seen, last: bytes) -> None:

@@ -42,13 +42,13 @@ async def test_who_settles_waits_for_the_end_and_not_for_the_deadline_any_more(
         await go.wait()
         call.send(b"last")
 
-    timers: list[asyncio.TimerHandle] = []
+    timers: list[tuple[float, asyncio.TimerHandle]] = []
     loop = asyncio.get_running_loop()
     call_at = loop.call_at
 
-    def noted(*given: Any, **options: Any) -> asyncio.TimerHandle:
-        timers.append(call_at(*given, **options))
-        return timers[-1]
+    def noted(at: float, *given: Any) -> asyncio.TimerHandle:
+        timers.append((at, call_at(at, *given)))
+        return timers[-1][1]
 
     monkeypatch.setattr(loop, "call_at", noted)
     items: list[bytes] = []
@@ -63,7 +63,7 @@ async def test_who_settles_waits_for_the_end_and_not_for_the_deadline_any_more(
         assert link.running == 0, "what has ended is forgotten"
         assert items == [b"last"], "what was on its way is still wanted"
         request.settle()
-        late = [timer for timer in timers if timer.when() == deadline]
+        late = [timer for at, timer in timers if at == deadline]
         assert late
         assert all(timer.cancelled() for timer in late)
 
@@ -153,7 +153,7 @@ async def test_late_frames_of_one_connection_hit_no_request_of_the_next() -> Non
         second = link.open(b"", deadline=soon(), on_item=items.append)
         await until(lambda: items)
         assert items == [b"right"]
-        assert not second._end.done()
+        assert not second.outcome.done()
         assert link.counters.strays == 2
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from services.common.logs import JsonLines, configure_logging
-from services.common.telemetry import Telemetry
-from services.worker.engine.log_lines import JsonLines as EngineLines
+from services.common.telemetry.logs import JsonLines, configure_logging
+from services.common.telemetry.telemetry import Telemetry
+from services.worker.engine.process.log_lines import JsonLines as EngineLines
 
 
 def logged(*arguments: Any, **more: Any) -> dict[str, Any]:

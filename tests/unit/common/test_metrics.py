@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, generate_latest
 
-from services.common import metrics_server
-from services.common.metrics import BoundedNames, from_zero
-from services.common.metrics_server import MetricsServer, Page
-from services.common.telemetry import Telemetry
+from services.common.telemetry import metrics_server
+from services.common.telemetry.metrics import BoundedNames, from_zero
+from services.common.telemetry.metrics_server import MetricsServer, Page
+from services.common.telemetry.telemetry import Telemetry
 from tests.support.waiting import until
 
 
@@ -148,7 +148,7 @@ def test_it_keeps_no_process_that_ends_otherwise() -> None:
     """A start that fails behind it must not look like a replica that serves."""
     script = """
 import asyncio
-from services.common.metrics_server import MetricsServer
+from services.common.telemetry.metrics_server import MetricsServer
 async def fails():
     MetricsServer({}, asyncio.get_running_loop()).start("127.0.0.1", 0)
     raise RuntimeError("the model is missing")

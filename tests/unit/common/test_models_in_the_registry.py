@@ -54,7 +54,7 @@ async def test_what_its_worker_told_outlives_it_until_it_is_forgotten(
     assert models.names() == {"m"}, "nobody else's list"
     await moved.stop()
     await other.stop()
-    await forget(redis, settings, "m".__eq__)
+    await forget(redis, settings, lambda one: one.model == "m")
     await until(lambda: changes[-1] == {})
     assert not await models.has("m")
     await models.stop()
@@ -69,7 +69,7 @@ async def test_one_that_has_just_come_is_found_and_what_is_known_is_not_looked_f
     await come.start()
     assert await models.has("m")
     await come.stop()
-    await forget(redis, settings, "m".__eq__)
+    await forget(redis, settings, lambda one: one.model == "m")
     assert await models.has("m"), "what is known is not looked for"
 
 
@@ -103,3 +103,28 @@ async def test_without_redis_it_is_not_said_that_there_is_none(settings: Setting
     with pytest.raises(RedisAway):
         await forget(away, settings, lambda _: True)
     await away.aclose()
+
+
+async def test_what_was_forgotten_is_gone_with_the_next_look_and_no_worker_renews_it(
+    redis: Redis, namespace: str
+) -> None:
+    """An entry that is merely gone would be waited for, a lease long."""
+    settings = Settings(namespace=namespace, lease_s=1000, model_memory_s=3600)
+    one, another = (entry(redis, settings, checkpoint("m")) for _ in range(2))
+    await one.start()
+    await another.start()
+    models = ServedModels(redis, settings)
+    assert await models.has("m")
+    await forget(redis, settings, lambda served: served.model == "m")
+    await models.look()
+    assert models.all() == []
+    await another._once()
+    await another.stop()
+    assert await listed(redis, settings) == []
+    assert not await models.has("m")
+    again = entry(redis, settings, checkpoint("m"))
+    await again.start()
+    await one._once()
+    await one.stop()
+    assert await models.has("m"), "who begins to serve it lists it anew"
+    await again.stop()

@@ -17,12 +17,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 
 from protos import host_pb2, host_pb2_grpc
-from services.common import callers as callers_module
-from services.common import certificates as certificates_module
-from services.common.callers import CALLERS, ITSELF, is_here
-from services.common.certificates import CertificateError, CertificateFiles, dns_name
 from services.common.discovery import SERVICES
 from services.common.draining import HostServicer
+from services.common.locks import callers as callers_module
+from services.common.locks import certificates as certificates_module
+from services.common.locks.callers import CALLERS, ITSELF, is_here
+from services.common.locks.certificates import CertificateError, CertificateFiles, dns_name
 from services.common.transport import Transport, health_server, listen
 from tests.support.authority import Authority
 from tests.support.transport import SECRET

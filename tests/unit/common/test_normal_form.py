@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from services.common.normal_form import Form, normalized
+from services.common.text.normal_form import Form, normalized
 
 MARKS = "\u0301\u0316"  # in the library's order the second stands first
 

@@ -13,8 +13,8 @@ from services.common.errors import PenstockError
 from services.common.link import LinkCall, LinkServer, LinkState
 from services.common.peers import Peer, Peers
 from services.common.redis import Redis
-from services.common.spans import current_span
-from services.common.telemetry import Telemetry
+from services.common.telemetry.spans import current_span
+from services.common.telemetry.telemetry import Telemetry
 from services.common.transport import listen
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.secrets import kept_secret, private_folder, redacted
+from services.common.locks.secrets import kept_secret, private_folder, redacted
 
 
 def mode(path: Path) -> int:

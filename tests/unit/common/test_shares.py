@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.shares import Shares
+from services.common.fairness.shares import Shares
 
 
 def taken_in_turn(shares: Shares, holders: str, units: int = 1) -> list[int]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from services.common.socket_folder import SocketFolder
+from services.common.locks.socket_folder import SocketFolder
 
 HOLDS = """
 import sys
-from services.common.socket_folder import SocketFolder
+from services.common.locks.socket_folder import SocketFolder
 folder = SocketFolder()
 print(folder.path, flush=True)
 sys.stdin.read()

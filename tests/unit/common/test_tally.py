@@ -3,7 +3,7 @@ import random
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from services.common.tally import Tally
+from services.common.telemetry.tally import Tally
 
 BUCKETS = (0.001, 0.0025, 1, 2.5, 30)
 

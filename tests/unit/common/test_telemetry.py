@@ -16,8 +16,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 
 from protos import common_pb2
 from protos.common_pb2 import Record
-from services.common.spans import Span, current_span
-from services.common.telemetry import Telemetry, decision, remote_parent, traceparent
+from services.common.telemetry.spans import Span, current_span
+from services.common.telemetry.telemetry import Telemetry, decision, remote_parent, traceparent
 
 
 def test_spans_of_two_processes_share_one_trace_and_reach_the_record() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.common.turns import Turns
+from services.common.fairness.turns import Turns
 
 
 async def settle() -> None:

@@ -10,7 +10,7 @@ import pytest
 from protos import common_pb2, retrieval_pb2, retrieval_pb2_grpc
 from services.common import unary
 from services.common.errors import invalid
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.common.transport import listen
 from tests.support.transport import TRANSPORT
 

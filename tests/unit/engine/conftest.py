@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.worker.engine.kv.tiers.pace import Pace
 from tests.unit.engine import checkpoints, driving
 
 torch.set_num_threads(1)
@@ -25,6 +26,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[variant]
 
     return get
+
+
+@pytest.fixture
+def loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine's disk is, and however small the model."""
+    monkeypatch.setattr(Pace, "expected_s", lambda *_: 0.0)
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "overlapped"])

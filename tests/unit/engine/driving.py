@@ -2,16 +2,17 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from torch import Tensor
 
 from services.worker.engine import EngineConfig, Request, RequestOutput, Sampling, StepOutput
 from services.worker.engine.engine import Engine
 from services.worker.engine.plan import Collected, StepPlan
-from services.worker.engine.runner import Ticket
+from services.worker.engine.runners.runner import Ticket
 from tests.unit.engine.checkpoints import VOCAB
 
 SMALL: dict[str, Any] = {
@@ -90,6 +91,27 @@ def generate(engine: Engine, prompts: Sequence[list[int]], sampling: Sampling) -
     return [run.tokens[str(i)] for i in range(len(prompts))]
 
 
+def assert_moves(request: Request, tokens: list[int], prefill: Engine, decode: Engine) -> None:
+    """It answers the same `tokens`, more than nine, where its prompt is computed by another engine
+    and handed over, and where it goes on elsewhere after nine."""
+    name = request.request_id
+    decode.add(replace(request, remote_prefill=True))
+    while not decode.step().kv_reserved:  # its grammar may not be there yet
+        pass
+    for step in drive(prefill, [replace(request, prefill_only=True, export_kv="inline")]).steps:
+        for blocks in step.kv_exports:
+            decode.write_kv(blocks)
+    decode.start_decode(name, tokens[0])
+    assert drive(decode, []).tokens[name] == tokens[1:]
+    rest = replace(
+        request,
+        prompt_token_ids=request.prompt_token_ids + tokens[:9],
+        sampling=replace(request.sampling, max_tokens=request.sampling.max_tokens - 9),
+        generated_prefix=9,
+    )
+    assert drive(prefill, [rest]).tokens[name] == tokens[9:]
+
+
 FailsAt = Literal["launch", "collect"]
 
 
@@ -114,3 +136,10 @@ def fail_when(
 
     monkeypatch.setattr(runner, "launch", launch)
     monkeypatch.setattr(runner, "collect", collect)
+
+
+def assert_near(found: Tensor, expected: Tensor) -> None:
+    """Logits, but for what rows lose where they meet int8 or int4: they are int16 there (decision
+    0065)."""
+    assert found.shape == expected.shape
+    assert (found - expected).norm() < 1e-3 * expected.norm()

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from services.worker.engine import Request, Sampling, guess_rules
+from services.worker.engine import Request, Sampling
 from services.worker.engine import engine as engine_module
 from services.worker.engine.engine import Engine
-from services.worker.engine.proposer import Wanted
 from services.worker.engine.sequence import Sequence
+from services.worker.engine.speculation import guess_rules
+from services.worker.engine.speculation.proposer import Wanted
 from tests.unit.engine.checkpoints import VOCAB
 from tests.unit.engine.driving import Run, make_engine, make_prompts
 
@@ -55,7 +56,14 @@ def guess(monkeypatch: pytest.MonkeyPatch, oracle: Oracle) -> None:
 def guessing_engine(
     folder: Path, monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[int]], **settings: Any
 ) -> Engine:
-    """`answers`: by the request's id, what it makes without guesses."""
+    """`answers`: see `answering`."""
+    answering(monkeypatch, answers)
+    return make_engine(folder, speculation="ngram", num_speculative_tokens=4, **settings)
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[int]]) -> None:
+    """Engines made from now on guess `answers`, some of them wrongly: by the request's id, what it
+    makes without guesses."""
 
     def right(sequence: Sequence, count: int) -> list[int]:
         made = len(sequence.tokens) - sequence.num_prompt
@@ -63,7 +71,6 @@ def guessing_engine(
         return answers[sequence.id][made : made + count]
 
     guess(monkeypatch, Oracle(right, 200, random.Random(3).randrange))
-    return make_engine(folder, speculation="ngram", num_speculative_tokens=4, **settings)
 
 
 FEW = tuple((token, 14.0) for token in range(40, 46))

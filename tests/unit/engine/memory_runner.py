@@ -87,6 +87,9 @@ class MemoryRunner:
             self._run(launched)
         return launched
 
+    def adapt(self, place: int, adapter: object) -> None:
+        raise AssertionError("it has no adapters")
+
     def collect(self, ticket: Launched) -> Collected:
         assert ticket is self.queue[0], "steps are collected in their order"
         self._run(ticket)
@@ -116,8 +119,13 @@ class MemoryRunner:
         return {
             int(block)
             for launched in self.queue
-            for table, length in zip(launched.plan.block_tables, launched.plan.lengths, strict=True)
-            for block in table[: -(-length // size)]
+            for group, tables in zip(self.info.kv_groups, launched.plan.block_tables, strict=True)
+            for row, (table, length) in enumerate(zip(tables, launched.plan.lengths, strict=True))
+            for block in table[
+                group.first_seen(int(launched.plan.positions[launched.plan.starts[row]]), size) : -(
+                    -length // size
+                )
+            ]
         }
 
     def _run(self, launched: Launched) -> None:
@@ -148,26 +156,34 @@ class MemoryRunner:
             for row in range(len(plan.lengths)):
                 for place in range(int(plan.starts[row]), int(plan.starts[row + 1])):
                     position = int(plan.positions[place])
-                    slot = self._slot(plan.block_tables[row], position)
-                    self.slots[slot] = (WRONG,) * (position + 1)
+                    for table in plan.block_tables[:, row]:
+                        self.slots[self._slot(table, position)] = (WRONG,) * (position + 1)
 
     def _compute(
         self, ids: list[int], plan: StepPlan, row: int, start: int, end: int
     ) -> list[Content]:
         """Writes the slots of a sequence's tokens; gives their contents."""
-        table = plan.block_tables[row]
+        tables = plan.block_tables[:, row]
         contents: list[Content] = []
         for place in range(start, end):
             position = int(plan.positions[place])
-            contents.append((*self._held(table, position), ids[place]))
-            self.slots[self._slot(table, position)] = contents[-1]
+            seen = {
+                self._held(table, position, group.window)
+                for table, group in zip(tables, self.info.kv_groups, strict=True)
+            }
+            before = seen.pop() if len(seen) == 1 else (WRONG,) * position
+            contents.append((*before, ids[place]))
+            for table in tables:
+                self.slots[self._slot(table, position)] = contents[-1]
         return contents
 
-    def _held(self, table: "object", length: int) -> Content:
-        """The first `length` tokens, as all their slots agree; else (WRONG,) * length."""
-        held = [self.slots.get(self._slot(table, position), ()) for position in range(length)]
+    def _held(self, table: "object", length: int, window: int) -> Content:
+        """The first `length` tokens, as all slots agree that the one behind them looks at; else
+        (WRONG,) * length."""
+        first = max(0, length + 1 - window) if window else 0
+        held = [self.slots.get(self._slot(table, place), ()) for place in range(first, length)]
         whole = held[-1] if held else ()
-        fits = all(whole[: position + 1] == one for position, one in enumerate(held))
+        fits = all(whole[: place + 1] == one for place, one in enumerate(held, first))
         if fits and len(whole) == length:
             return whole
         return (WRONG,) * length

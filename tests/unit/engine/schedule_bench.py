@@ -3,10 +3,10 @@
 from typing import Any
 
 from services.worker.engine import Request, Sampling
-from services.worker.engine.block_pool import BlockPool
-from services.worker.engine.chunks import Step
-from services.worker.engine.cost_model import CostModel
-from services.worker.engine.scheduler import Scheduler
+from services.worker.engine.kv.block_pool import BlockPool
+from services.worker.engine.scheduling.chunks import Step
+from services.worker.engine.scheduling.cost_model import CostModel
+from services.worker.engine.scheduling.scheduler import Scheduler
 from services.worker.engine.sequence import Sequence
 
 BLOCK = 4

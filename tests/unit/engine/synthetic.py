@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from services.worker.engine.cost_model import CostModel, StepShape, looked_back
+from services.worker.engine.scheduling.cost_model import CostModel, StepShape, looked_back
 
 Machine = Callable[[StepShape], float]
 """Seconds of a step."""

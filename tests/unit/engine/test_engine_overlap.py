@@ -12,19 +12,13 @@ from time import perf_counter
 import pytest
 
 from kernels.cpu.library import supported
-from services.worker.engine import (
-    EngineConfig,
-    FinishReason,
-    KvBlocks,
-    Request,
-    StepOutput,
-    process,
-)
-from services.worker.engine.chunks import Chunk
+from services.worker.engine import EngineConfig, FinishReason, KvBlocks, Request, StepOutput
 from services.worker.engine.layout import plan_step
 from services.worker.engine.plan import Collected, StepPlan
-from services.worker.engine.process import Channel, Closed
-from services.worker.engine.runner import Ticket
+from services.worker.engine.process import loop as process
+from services.worker.engine.process.loop import Channel, Closed
+from services.worker.engine.runners.runner import Ticket
+from services.worker.engine.scheduling.chunks import Chunk
 from services.worker.engine.sequence import Sequence
 from services.worker.engine.steps import MAX_FAILED_STEPS, EngineBroken
 from tests.support.hangs import no_hanging

@@ -12,10 +12,10 @@ import torch
 
 from kernels.cpu.library import supported
 from services.worker.engine import Request, Sampling
-from services.worker.engine.cpu_runner import CpuRunner, CpuTicket
 from services.worker.engine.engine import Engine
 from services.worker.engine.plan import Result
-from services.worker.engine.torch_runner import TorchRunner
+from services.worker.engine.runners.cpu_runner import CpuRunner, CpuTicket
+from services.worker.engine.runners.torch_runner import TorchRunner
 from tests.support.programs import logits_of
 from tests.unit.engine import checkpoints
 from tests.unit.engine.driving import drive, generate, greedy, make_engine, make_prompts

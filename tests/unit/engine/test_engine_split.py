@@ -7,17 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.engine import (
-    FinishReason,
-    KvBlocks,
-    Request,
-    Sampling,
-    SharedRef,
-    Usage,
-    kv_payload,
-    kv_transfer,
-)
+from services.worker.engine import FinishReason, KvBlocks, Request, Sampling, SharedRef, Usage
 from services.worker.engine.engine import Engine
+from services.worker.engine.kv import payload as kv_payload
+from services.worker.engine.kv import transfer as kv_transfer
 from tests.unit.engine.driving import Run, drive, greedy, make_engine, make_prompts
 
 Checkpoint = Callable[..., Path]

@@ -10,28 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from services.worker.engine import (
-    KvBlocks,
-    Load,
-    StepOutput,
-    process,
-    wire,
-)
+from services.worker.engine import KvBlocks, Load, StepOutput
+from services.worker.engine.executor import Local
+from services.worker.engine.process import loop as process
+from services.worker.engine.process import wire
 
 WRITES = 40
 WRITE_S = 0.002
 LOAD = Load(0, 0, 0, 0, 0, 16, 0, 0.0, 0.0, 1.0)
-
-
-class Aside:
-    """Of requests that wait for grammars there are none."""
-
-    def __init__(self) -> None:
-        self.news = os.eventfd(0, os.EFD_NONBLOCK)
-
-    def hear(self) -> None:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.news)
 
 
 class Engine:
@@ -39,7 +25,8 @@ class Engine:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.aside = Aside()
+        self.news = [os.eventfd(0, os.EFD_NONBLOCK)]
+        self.executor = Local(runner=None)  # type: ignore[arg-type]
         self.has_work = False
         self.step_s = 1.0
         self.stuck = False  # each step only shows that it lives
@@ -64,11 +51,15 @@ class Engine:
         self.on_step()
         return StepOutput(1, 0, round(self.step_s * 1e9), LOAD, 0)
 
+    def hear(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.news[0])
+
     def check(self) -> None:
         self.written_at["idle"].append(self.written)
         self.on_idle()
 
-    start_decode = snapshot = None
+    start_decode = snapshot = drop_adapter = None
 
 
 class Parent:
@@ -107,7 +98,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     engine = Engine()
     monkeypatch.setattr(process, "monotonic", lambda: engine.now)
     yield engine
-    os.close(engine.aside.news)
+    os.close(engine.news[0])
 
 
 def push(parent: Parent) -> None:
@@ -171,7 +162,7 @@ def test_a_grammar_that_nobody_waits_for_lets_the_engine_rest(
             return self._real.poll(0)
 
     monkeypatch.setattr(process.select, "poll", Poll)
-    os.eventfd_write(engine.aside.news, 1)
+    os.eventfd_write(engine.news[0], 1)
     parent.serve(engine)
     assert waits[:4] == [None, process.IDLE_S * 1000, None, None]
     assert engine.written_at["idle"] == [0]

@@ -1,4 +1,4 @@
-"""The first seconds of `make fuzz`."""
+"""A few seconds of `make fuzz`: rounds that always guess, or never, however busy the machine is."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.fuzz.rounds import play
 
 @pytest.mark.parametrize(
     ("seed", "guesses"),
-    [(4, False), (5, True), (7, True), (9, True)],
+    [(4, False), (45, True), (47, True), (9, True)],
     ids=["overlap", "look-up", "few blocks", "draft model"],
 )
 def test_every_request_ends_once_as_it_would_alone_and_nothing_is_left(

@@ -1,11 +1,15 @@
 """Reading bodies and query strings as models, and lists in pages."""
 
 import json
+import re
 import threading
-from typing import Annotated, Any, ClassVar
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Annotated, Any, ClassVar, Literal
 
 import grpc
 import pytest
+from pydantic import Field
 
 from protos.common_pb2 import Passage, Range
 from services.common.config import GatewaySettings
@@ -22,6 +26,7 @@ from services.gateway.api.schema import (
     read_aside,
     validated,
 )
+from services.gateway.faults import spelt
 from services.gateway.runs.citations import annotations, filename, place
 
 
@@ -70,6 +75,9 @@ def refusal(fields: Any, limits: GatewaySettings | None = None) -> PenstockError
         (b'{"name": "a", "share": NaN}', "", "invalid_json"),
         (b'{"name": "a", "share": Infinity}', "", "invalid_json"),
         (b'{"name": "a", "share": 1e999}', "share", "invalid_value"),
+        (b'{"name": "a", "name": "a"}', "name", ""),
+        (b'{"name": "a", "parts": [{"text": "x", "te\\u0078t": "y"}]}', "text", ""),
+        (b'{"name": "a", "metadata": {"\xc3\xb6": "", "\xc3\xb6": ""}}', "ö", ""),
         (b'"name"', "", "invalid_json"),
         (b"null", "", "invalid_json"),
         (b"", "", "invalid_json"),
@@ -80,6 +88,89 @@ def test_what_is_wrong_is_named(fields, param, reason):
     assert (error.param, error.reason) == (param, reason)
     assert param in error.message
     assert error.stage == "gateway"
+
+
+def test_a_name_that_is_there_twice_is_told_with_its_place():
+    told = refusal(b'{"name": "a",\n "count": 1, "count": 2}').message
+    assert told == "The parameter 'count' is there twice in one object (line 2 column 22)."
+    each = [{"text": "x"}, {"text": "x"}]  # of two objects each has its own
+    assert parse(Sample, json.dumps({"name": "a", "parts": each}).encode()).parts
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"name": 3}, "must be a text"),
+        ({"name": "a", "count": 3.5}, "must be a whole number"),
+        ({"name": "a", "count": "3"}, "must be a whole number"),
+        ({"name": "a", "share": "3"}, "must be a number"),
+        ({"name": "a", "parts": {}}, "must be a list"),
+        ({"name": "a", "parts": ["x"]}, "must be an object"),
+        ({"name": "a", "metadata": []}, "must be an object"),
+        ({"name": "a", "metadata": {"k": "v" * 513}}, "must have at most 512 characters"),
+        (b'{"name": "a", "share": 1e999}', "must be a finite number"),
+    ],
+)
+def test_what_is_wrong_is_told_in_words(fields, words):
+    error = refusal(fields)
+    assert error.message == f"Invalid '{error.param}': {words}."
+
+
+class Ranges(Body):
+    above: Annotated[float, Field(gt=0, lt=2)] | None = None
+    whole: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    wide: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    code: Annotated[str, spelt("^[a-z]+$", "small letters")] | None = None
+    listed: Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
+    named: Annotated[str, Field(min_length=1)] | None = None
+    which: Literal["a", "b"] | None = None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("above", 0, "must be above 0"),
+        ("above", 2.5, "must be below 2"),
+        ("whole", 0, "must be at least 1"),
+        ("whole", 2**53 + 1, "must be at most 9007199254740992"),
+        ("wide", 2**70, "must be below 18446744073709551616"),
+        ("wide", -(2**70), "must be at least -9223372036854775808"),
+        ("above", 1e30, "must be below 2"),
+        ("code", "A", "must be small letters"),
+        ("listed", [], "must not be empty"),
+        ("listed", ["x"] * 3, "must have at most 2 entries"),
+        ("named", "", "must not be empty"),
+        ("which", "c", "must be 'a' or 'b'"),
+    ],
+)
+def test_a_bound_is_told_with_its_figure(field, value, words):
+    with pytest.raises(PenstockError) as refused:
+        validated(Ranges, {field: value})
+    assert refused.value.message == f"Invalid '{field}': {words}."
+
+
+def test_no_model_of_requests_tells_of_pythons_types():
+    """Each is given what it cannot take, in each of its fields."""
+    for name in ("admin", "rest"):
+        import_module(f"services.gateway.api.{name}.routes")
+    odd = (None, True, 1.5, -1, 10**30, "", "x" * 70_000, [], [1], [{}], {}, {"a": 1})
+    told = set()
+    for model in _models(Body):
+        for name, field in model.model_fields.items():
+            for value in odd:
+                try:
+                    validated(model, {field.alias or name: value}, GatewaySettings())
+                except PenstockError as error:
+                    told.add(error.message)
+    assert len(told) > 100
+    assert not [one for one in told if re.search("Input should|valid dict|instance of|should", one)]
+
+
+def _models(of: type[Body]) -> Iterator[type[Body]]:
+    for model in of.__subclasses__():
+        if model.__module__.startswith("services.") and "openapi" not in model.__module__:
+            yield model
+        yield from _models(model)
 
 
 def test_a_body_may_have_every_field():

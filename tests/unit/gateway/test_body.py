@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
-from services.common.shares import Shares
+from services.common.fairness.shares import Shares
 from services.gateway.api.rest import body as body_module
 from services.gateway.api.rest.body import ClientGoneError, RequestBody
 from services.gateway.intake import Place

@@ -210,3 +210,108 @@ async def test_an_answer_of_known_length_does_not_go_straight() -> None:
     async with asked(known) as reader:
         await reader.readuntil(b"ok")
     assert clear == [False]
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["while it is watched", "before"])
+async def test_who_goes_is_told_of_once(before: bool) -> None:
+    told: list[str] = []
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        way = scope["extensions"][STRAIGHT]
+        await receive()
+        if before:
+            begun.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        way.when_gone(lambda: told.append("gone"))
+        assert told == [], "not in the call itself"
+        begun.set()
+        await until(lambda: bool(told))
+        await asyncio.sleep(0.01)
+        over.set()
+
+    async with asked(app):
+        await begun.wait()
+    await asyncio.wait_for(over.wait(), 10)
+    assert told == ["gone"]
+
+
+async def test_who_goes_is_told_of_behind_a_body_that_reading_was_paused_for() -> None:
+    """Nobody reads on while a large body waits to be taken: who leaves would not be seen."""
+    gone = asyncio.Event()
+    watched = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        scope["extensions"][STRAIGHT].when_gone(gone.set)
+        watched.set()
+        await asyncio.wait_for(gone.wait(), 10)
+
+    loop = asyncio.get_running_loop()
+    made: list[Connection] = []
+
+    def accepted() -> Connection:
+        made.append(connection(Door(GatewaySettings()), app))
+        return made[-1]
+
+    server = await loop.create_server(accepted, "127.0.0.1", 0)
+    async with server, asyncio.timeout(10):
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        body = 10**6
+        writer.write(b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % body)
+        writer.write(b"x" * body)
+        await watched.wait()
+        assert not made[0].flow.read_paused
+        writer.close()
+        await gone.wait()
+
+
+async def test_nobody_is_told_who_no_longer_wants_to_be() -> None:
+    told: list[str] = []
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        way = scope["extensions"][STRAIGHT]
+        await receive()
+        way.when_gone(lambda: told.append("gone"))
+        way.when_gone(None)
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        over.set()
+
+    async with asked(app):
+        await begun.wait()
+    await asyncio.wait_for(over.wait(), 10)
+    assert told == []
+
+
+async def test_who_goes_is_told_of_in_the_request_that_is_answered() -> None:
+    """Whatever was sent ahead: uvicorn tells the last request that came, and no other."""
+    gone = asyncio.Event()
+    watched = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        scope["extensions"][STRAIGHT].when_gone(gone.set)
+        watched.set()
+        await asyncio.wait_for(gone.wait(), 10)
+
+    made: list[Connection] = []
+
+    def accepted() -> Connection:
+        made.append(connection(Door(GatewaySettings()), app))
+        return made[-1]
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(accepted, "127.0.0.1", 0)
+    async with server, asyncio.timeout(10):
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n" * 2)
+        await watched.wait()
+        await until(lambda: len(made[0].pipeline) == 1)
+        made[0].transport.abort()  # as a write to nobody ends: nothing is read meanwhile
+        await asyncio.wait_for(gone.wait(), 2)
+        writer.close()

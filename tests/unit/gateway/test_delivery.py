@@ -262,7 +262,7 @@ def test_over_grpc_it_is_an_option_too():
 async def test_a_silent_stream_is_kept_alive_until_it_ends():
     exchange, settings = Exchange(), Settings()
     settings.gateway.sse_keep_alive_s = 0.01
-    front = RestFront(exchange, settings, chat=True)  # type: ignore[arg-type]
+    front = RestFront(SimpleNamespace(settings=settings), exchange, chat=True)  # type: ignore[arg-type]
     front._prompts(
         b'{"model": "m", "messages": [{"role": "user", "content": "Q"}], "stream": true}'
     )
@@ -291,7 +291,7 @@ async def test_who_is_spoken_to_hears_no_comments(monkeypatch):
     clock = SimpleNamespace(**{**vars(asyncio), "get_running_loop": Loop})
     monkeypatch.setattr(keep_alive, "asyncio", clock)
     exchange = Exchange()
-    front = RestFront(exchange, Settings(), chat=False)  # type: ignore[arg-type]
+    front = RestFront(SimpleNamespace(settings=Settings()), exchange, chat=False)  # type: ignore[arg-type]
     front._prompts(b'{"model": "m", "prompt": "Q"}')
     front.admitted({})
     assert not due, "an answer that is not streamed has no comments"

@@ -11,7 +11,7 @@ import pytest
 
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid, unavailable
-from services.common.shares import Shares
+from services.common.fairness.shares import Shares
 from services.gateway import metrics
 from services.gateway.api.rest.http import (
     CLIENT_GONE,

@@ -17,9 +17,9 @@ from services.common.redis import connect
 from services.gateway import metrics
 from services.gateway.api.rest.http import error_body, http_status
 from services.gateway.ids import FILE
-from services.gateway.stores import orphans as orphans_module
-from services.gateway.stores.files import Files
-from services.gateway.stores.orphans import Orphans
+from services.gateway.stores.files import orphans as orphans_module
+from services.gateway.stores.files.files import Files
+from services.gateway.stores.files.orphans import Orphans
 from tests.support.blob_folder import memory_blobs, pieces
 from tests.support.inside import leaks
 from tests.support.waiting import until

@@ -18,7 +18,7 @@ from protos.gateway_pb2_grpc import InferenceStub
 from services.common.config import GatewaySettings, Settings
 from services.common.errors import PenstockError
 from services.common.redis import connect
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.gateway import server
 from services.gateway.api.grpc import strangers as grpc_strangers
 from services.gateway.api.grpc.calls import SERVICES

@@ -16,14 +16,14 @@ from protos.common_pb2 import (
 )
 from protos.retrieval_pb2 import SearchReply
 from protos.tokenizer_pb2 import Chat, PromptRequest, TextDelta
-from services.common.content import said, text_of
 from services.common.errors import PenstockError, invalid
 from services.common.link import End
+from services.common.text.content import said, text_of
 from services.gateway import metrics
 from services.gateway.runs import recorded
 from services.gateway.runs.pipeline import serve
 from services.gateway.runs.prompt import Prompt
-from services.gateway.stores.store_files import Unready
+from services.gateway.stores.vector_stores.store_files import Unready
 from tests.support.gateway_parts import EMBEDDING_MODEL, MODEL, Opened, principal
 from tests.support.waiting import until
 from tests.unit.gateway.generating import (

@@ -17,8 +17,8 @@ from protos.common_pb2 import (
 )
 from protos.tokenizer_pb2 import TextDelta
 from services.common.errors import PenstockError
-from services.common.logs import JsonLines
-from services.common.metrics import BoundedNames
+from services.common.telemetry.logs import JsonLines
+from services.common.telemetry.metrics import BoundedNames
 from services.gateway import metrics
 from services.gateway.runs import prompt as prompt_module
 from services.gateway.runs import recorded

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.config import GatewaySettings
-from services.common.content import text_of
 from services.common.errors import PenstockError
+from services.common.text.content import text_of
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.api.schema import parse, validated
 
@@ -30,7 +30,7 @@ def completion(**more: Any) -> CompletionRequest:
     ("fields", "param", "reason"),
     [
         ({"nonsense": 1}, "nonsense", "unknown_parameter"),
-        ({"store": True}, "store", "unsupported_parameter"),
+        ({"store": "yes"}, "store", "invalid_value"),
         ({"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
         ({"service_tier": "flex"}, "service_tier", "unsupported_parameter"),
         ({"functions": []}, "functions", "unsupported_parameter"),

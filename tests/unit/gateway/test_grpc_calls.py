@@ -30,9 +30,9 @@ from protos.gateway_pb2 import (
 )
 from protos.retrieval_pb2 import EmbedReply, SearchReply, Vector
 from protos.tokenizer_pb2 import PromptPlan, TextDelta, ToolCallDelta
-from services.common.content import said, text_of
 from services.common.errors import PenstockError, invalid
 from services.common.link import End
+from services.common.text.content import said, text_of
 from services.gateway import metrics
 from services.gateway.api.grpc import calls
 from services.gateway.api.grpc.inbox import Inbox

@@ -6,15 +6,17 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.common_pb2 import TokenIds
+from protos.gateway_conversations_pb2 import AddConversationItemsRequest
 from protos.gateway_pb2 import ChatRequest, CompleteRequest, PublicEmbedRequest, SamplingOptions
 from services.common.config import GatewaySettings
-from services.common.content import said
 from services.common.errors import PenstockError
-from services.common.shares import Shares
+from services.common.fairness.shares import Shares
+from services.common.text.content import said
 from services.gateway.api.grpc import inbox as grpc_inbox
 from services.gateway.api.grpc.inbox import Inbox
 from services.gateway.intake import Place
@@ -47,6 +49,36 @@ def test_what_is_none_is_refused(message):
         INBOX.parse(ChatRequest, message)
     assert refused.value.reason == "invalid_message"
     assert "ChatRequest" in refused.value.message
+
+
+def items_in_each_other(depth: int) -> bytes:
+    """Of a conversation's request: lists in lists, which take two messages each."""
+    value = b"\x20\x01"  # true
+    for _ in range(depth):
+        value = _told(6, _told(1, value))  # Value.list_value, ListValue.values
+    return _told(2, _told(1, _told(1, b"a") + _told(2, value)))  # items, fields
+
+
+def _told(field: int, content: bytes) -> bytes:
+    size, told = len(content), bytearray([field << 3 | 2])
+    while size > 0x7F:
+        told.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes([*told, size]) + content
+
+
+def test_what_lies_too_deep_is_no_message():
+    """Nor does it take a call of Python's for each of its levels."""
+    for depth in (*range(44, 52), 2000):
+        message = items_in_each_other(depth)
+        try:
+            expected: Any = AddConversationItemsRequest.FromString(message)
+        except DecodeError:
+            with pytest.raises(PenstockError, match="not a AddConversationItemsRequest"):
+                INBOX.parse(AddConversationItemsRequest, message)
+        else:
+            assert depth < 2000
+            assert INBOX.parse(AddConversationItemsRequest, message) == expected
 
 
 @given(st.lists(st.text(), max_size=10), st.floats(0, 2), st.integers(0, 2**64 - 1))

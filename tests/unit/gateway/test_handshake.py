@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings
+from services.common.locks.certificates import CertificateFiles
 from services.gateway.connections.door import Door
 from services.gateway.connections.handshake import Handshakes
 from services.gateway.connections.listener import Listener

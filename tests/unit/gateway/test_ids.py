@@ -8,15 +8,15 @@ import pytest
 
 from services.common.config import GatewaySettings, Settings
 from services.common.errors import PenstockError
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.gateway.identity.keys import KeyStore
 from services.gateway.ids import FILE, FILE_BATCH, KEY, REQUEST, STORE, IdKind
-from services.gateway.stores.files import Files
-from services.gateway.stores.indexing import Indexing
-from services.gateway.stores.reindexing import Reindexing
-from services.gateway.stores.retrieval_client import RetrievalClient
-from services.gateway.stores.store_records import StoreRecords
-from services.gateway.stores.vector_stores import VectorStores
+from services.gateway.stores.files.files import Files
+from services.gateway.stores.indexing.indexing import Indexing
+from services.gateway.stores.indexing.reindexing import Reindexing
+from services.gateway.stores.retrieval.client import RetrievalClient
+from services.gateway.stores.vector_stores.store_records import StoreRecords
+from services.gateway.stores.vector_stores.vector_stores import VectorStores
 from tests.support.blob_folder import memory_blobs
 from tests.support.gateway_parts import meter
 
@@ -83,10 +83,10 @@ class NoRedis:
 def stores(files: Files) -> VectorStores:
     redis, settings = NoRedis(), Settings()
     telemetry = Telemetry("gateway", "test")
-    records = StoreRecords(redis, "ns", 9)
+    records = StoreRecords(redis, "ns", 9, 9)
     retrieval = RetrievalClient(redis, settings)
     nobody: Any = None  # carries it out
-    indexing = Indexing(files, records, retrieval, meter(), telemetry, nobody, nobody, 100)
+    indexing = Indexing(files, records, retrieval, meter(), telemetry, nobody, nobody, nobody, 100)
     on_the_way = indexing.searchable, indexing.on_the_way
     reindexing = Reindexing(records, *on_the_way, retrieval, meter(), nobody, nobody, 100)
     return VectorStores(files, records, indexing, reindexing, nobody, 9)

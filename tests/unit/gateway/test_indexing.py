@@ -17,10 +17,10 @@ from services.common.redis import connect
 from services.gateway.identity.limits import Bound, Limit
 from services.gateway.jobs import jobs as jobs_module
 from services.gateway.metering.run import Room, Verdict
-from services.gateway.stores import indexing, outcomes
-from services.gateway.stores.indexing import Wanted
-from services.gateway.stores.store_files import AttachedFile
-from services.gateway.stores.vector_stores import Attach
+from services.gateway.stores.indexing import indexing, outcomes
+from services.gateway.stores.indexing.indexing import Wanted
+from services.gateway.stores.vector_stores.store_files import AttachedFile
+from services.gateway.stores.vector_stores.vector_stores import Attach
 from tests.support.blob_folder import pieces
 from tests.support.stores_rig import CALLER, RIVAL, WHO, StoresRig
 from tests.support.waiting import until

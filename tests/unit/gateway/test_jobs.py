@@ -512,6 +512,14 @@ def test_whatever_a_file_is_it_is_read_or_its_line_is_told(noise: bytes, at: int
         assert Entry.of(entry.body()) == entry
 
 
+def test_a_name_that_a_line_has_twice_is_told() -> None:
+    good = '{"custom_id": "%s", "method": "POST", "url": "/u", "body": {"n": 1%s}}'
+    content = "\n".join([good % ("a", ""), good % ("b", ', "n": 2')]).encode()
+    _, (fault,) = read(content, "/u", 10, GatewaySettings())
+    assert (fault.code, fault.param, fault.line) == ("invalid_json_line", "n", 2)
+    assert fault.message == "This line has 'n' twice in one object."
+
+
 def test_a_lines_values_are_counted_before_it_is_parsed_and_blank_lines_are_none() -> None:
     """Of some megabytes each took a second, in which nothing else ran, and half a gigabyte."""
     limits = GatewaySettings(max_prompt_tokens=50)

@@ -9,10 +9,10 @@ import pytest
 from protos.common_pb2 import Caller
 from protos.retrieval_pb2 import JudgeReply
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest, TextDelta
-from services.common.content import said
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.policy import Policy, load_rules
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
+from services.common.text.content import said
 from services.gateway.runs.judgement import Judgement
 from services.gateway.runs.pipeline import serve
 from services.gateway.runs.prompt import Prompt

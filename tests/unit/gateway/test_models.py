@@ -112,15 +112,12 @@ async def test_known_models_are_looked_up_anew_in_the_background_and_seldom(cloc
     assert len(tokenizers.asked) == 1
     tokenizers.gate.clear()
     clock.now += 0.2
-    assert await names(catalog) == ["m"], "nobody waits for what is being looked up"
+    assert (await catalog.find("m")).name == "m", "nobody waits for what is being looked up"
     await until(lambda: len(tokenizers.asked) == 2, 5)
     assert (await catalog.find("m")).name == "m"
     tokenizers.gate.set()
 
-    async def renewed() -> bool:
-        return await names(catalog) == ["m", "new"]
-
-    await until(renewed, 5)
+    await until(lambda: set(catalog._models or ()) == {"m", "new"}, 5)
     assert len(tokenizers.asked) == 2
     tokenizers.served = {"one": ["new"]}
     clock.now += 10.1
@@ -133,6 +130,16 @@ async def test_known_models_are_looked_up_anew_in_the_background_and_seldom(cloc
         return False
 
     await until(gone, 5, "who only ever asks for one name hears of its end")
+
+
+async def test_the_list_is_that_of_now(clock):
+    """Who removed a model looks into it, and who started anew finds nothing of before."""
+    tokenizers = Tokenizers(one=["m", "removed"])
+    catalog = catalog_of(tokenizers)
+    assert await names(catalog) == ["m", "removed"]
+    tokenizers.served = {"one": ["m"]}
+    assert await names(catalog) == ["m"]
+    assert len(tokenizers.asked) == 2
 
 
 async def test_an_unknown_name_is_asked_for_at_once_but_not_by_everyone(clock):

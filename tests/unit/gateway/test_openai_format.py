@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 
 from protos.common_pb2 import (
@@ -19,7 +20,7 @@ from protos.common_pb2 import (
 )
 from protos.gateway_pb2 import GenerateEvent
 from protos.tokenizer_pb2 import Chat, Echo, PromptPlan, PromptRequest, TextDelta, TextLogprob
-from services.common.content import said
+from services.common.text.content import said
 from services.gateway.api.grpc.events import ending_of, tell_beginning
 from services.gateway.api.rest.logprobs import OfText, joined
 from services.gateway.api.rest.openai_format import (
@@ -28,7 +29,7 @@ from services.gateway.api.rest.openai_format import (
     event,
     text_completion,
 )
-from services.gateway.api.rest.whole import whole
+from services.gateway.api.rest.whole import completion
 from services.gateway.runs import prompt as prompt_module
 from services.gateway.runs.prompt import Answer, Prompt, total_usage
 
@@ -159,10 +160,16 @@ def with_logprobs() -> Answer:
     return made
 
 
+async def in_one_piece(answers: list[Answer], *, chat: bool) -> dict[str, Any]:
+    """As the client reads it."""
+    told: dict[str, Any] = json.loads(orjson.dumps(await completion(answers, None, chat=chat)))
+    return told
+
+
 async def test_the_choices_of_a_chat_share_their_prompt():
     made = [with_logprobs(), answer("other", FINISH_LENGTH, index=1)]
     made[1].choice = 1
-    found = json.loads(await whole(made, None, chat=True))
+    found = await in_one_piece(made, chat=True)
     first, second = found["choices"]
     assert (first["index"], second["index"]) == (0, 1)
     assert (first["finish_reason"], second["finish_reason"]) == ("stop", "length")
@@ -192,7 +199,7 @@ async def test_logprobs_of_many_tokens_leave_the_loop_to_others(chat: bool) -> N
             await asyncio.sleep(0)
 
     other = asyncio.create_task(count())
-    (choice,) = json.loads(await whole([made], None, chat=chat))["choices"]
+    (choice,) = (await in_one_piece([made], chat=chat))["choices"]
     other.cancel()
     told = choice["logprobs"]
     tokens = len(told["content"] if chat else told["tokens"])
@@ -218,7 +225,7 @@ async def test_a_completion_tells_of_its_prompt_and_of_each_token(streamed):
         text = "".join(piece["text"] for piece in pieces)
         found = joined([piece["logprobs"] for piece in pieces])
     else:
-        (choice,) = json.loads(await whole([made], None, chat=False))["choices"]
+        (choice,) = (await in_one_piece([made], chat=False))["choices"]
         text, found = choice["text"], choice["logprobs"]
     assert text == "The q€b"
     tokens = ["The", " q", *(piece.token.text for piece in PIECES)]
@@ -276,7 +283,7 @@ def test_each_event_tells_what_its_answer_used_so_far_if_asked(chat):
     made = answer("See [1].")
     made.finish = FINISH_NONE
     chunks = Chunks(made, chat=chat, include_usage=True, continuous_usage=True)
-    made.known = Usage(prompt_tokens=9, cached_tokens=4)
+    made.add([TextDelta(usage=Usage(prompt_tokens=9, cached_tokens=4))])
     sent, counts = chunks.opening(), [0] if chat else []
     for text, tokens in (("a", 1), ("", 1), ("bc", 2)):
         delta = TextDelta(text=text, token_ids=range(tokens))

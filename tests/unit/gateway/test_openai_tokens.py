@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.errors import PenstockError
-from services.common.fair_threads import FairThreads
+from services.common.fairness.fair_threads import FairThreads
 from services.gateway.api.openai_tokens import texts_of
 from services.gateway.api.pooled_schema import EmbeddingsRequest
 from services.gateway.api.schema import validated

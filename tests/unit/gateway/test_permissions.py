@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.routing import Router
 
-from services.gateway.api.grpc import lasting
+from services.gateway.api.grpc import conversations, lasting, uploads
 from services.gateway.api.grpc.calls import SERVICES
 from services.gateway.api.grpc.kept import KEPT
 from services.gateway.api.grpc.looking import LOOKING
@@ -54,6 +54,7 @@ def test_each_endpoint_is_in_the_table_and_nothing_else_is(parts):
 
 
 _FILE_BATCH = "/v1/vector_stores/{store}/file_batches/{file_batch}"
+_CONVERSATION = "/v1/conversations/{conversation}"
 TWINS = {
     "Inference/Chat": "POST /v1/chat/completions",
     "Inference/Complete": "POST /v1/completions",
@@ -93,6 +94,18 @@ TWINS = {
     "VectorStores/CancelFileBatch": f"POST {_FILE_BATCH}/cancel",
     "VectorStores/ListFileBatch": f"GET {_FILE_BATCH}/files",
     "VectorStores/DetachFile": "DELETE /v1/vector_stores/{store}/files/{file}",
+    "Uploads/CreateUpload": "POST /v1/uploads",
+    "Uploads/AddUploadPart": "POST /v1/uploads/{upload}/parts",
+    "Uploads/CompleteUpload": "POST /v1/uploads/{upload}/complete",
+    "Uploads/CancelUpload": "POST /v1/uploads/{upload}/cancel",
+    "Conversations/CreateConversation": "POST /v1/conversations",
+    "Conversations/GetConversation": f"GET {_CONVERSATION}",
+    "Conversations/UpdateConversation": f"POST {_CONVERSATION}",
+    "Conversations/DeleteConversation": f"DELETE {_CONVERSATION}",
+    "Conversations/AddConversationItems": f"POST {_CONVERSATION}/items",
+    "Conversations/ListConversationItems": f"GET {_CONVERSATION}/items",
+    "Conversations/GetConversationItem": f"GET {_CONVERSATION}/items/{{item}}",
+    "Conversations/DeleteConversationItem": f"DELETE {_CONVERSATION}/items/{{item}}",
     "Batches/CreateBatch": "POST /v1/batches",
     "Batches/ListBatches": "GET /v1/batches",
     "Batches/GetBatch": "GET /v1/batches/{batch}",
@@ -111,7 +124,7 @@ def test_over_grpc_the_same_is_needed_as_over_rest():
 
 def test_over_grpc_the_same_takes_a_place_as_over_rest():
     """Looking at things stays possible on a gateway that is full or drains."""
-    looks = {**LOOKING, **KEPT, **lasting.LOOKING}
+    looks = {**LOOKING, **KEPT, **lasting.LOOKING, **uploads.KEPT, **conversations.KEPT}
     for route, path in TWINS.items():
         if one := looks.get(route.partition("/")[2]):
             visits = path.startswith("GET ")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from protos.common_pb2 import Record, Span
-from services.common.telemetry import decision
+from services.common.telemetry.telemetry import decision
 from services.gateway.runs.records import Journal, Records
 from tests.support.inside import check, leaks
 
@@ -17,7 +17,7 @@ MANY_RECORDS = """
 import json
 from protos.common_pb2 import Record, Span
 from services.common.give_back import resident_bytes
-from services.common.telemetry import decision
+from services.common.telemetry.telemetry import decision
 from services.gateway.runs.records import Journal
 
 def ended():

@@ -13,9 +13,9 @@ from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import connect
 from services.gateway.jobs import jobs as jobs_module
 from services.gateway.jobs.queue import Claimed
-from services.gateway.stores import reindexing
-from services.gateway.stores.reindexing import Round
-from services.gateway.stores.store_files import AttachedFile
+from services.gateway.stores.indexing import reindexing
+from services.gateway.stores.indexing.reindexing import Round
+from services.gateway.stores.vector_stores.store_files import AttachedFile
 from tests.support.stores_rig import CALLER, RIVAL, StoresRig
 from tests.support.waiting import until
 
@@ -241,7 +241,7 @@ async def test_a_file_that_takes_long_is_gone_on_with_while_it_comes_on(
     monkeypatch.setattr(reindexing, "_AGAIN_S", 0.01)
     store, index, times = await aged(rig, 1), rig.retrieval.index, 0
 
-    async def slow(request: Any, span: Any, tell: Any) -> Any:
+    async def slow(request: Any, span: Any, tell: Any, embed: Any) -> Any:
         nonlocal times
         times += 1
         if times == 6:
@@ -368,7 +368,7 @@ async def test_replicas_of_two_models_are_waited_for(
     rig.retrieval.by.clear()
     await rig.reindexing.begin("acme", store, asked=True)
     rig.retrieval.embedder = "e1"  # who takes the call is of the one before
-    monkeypatch.setattr(type(rig.reindexing), "embedder", property(lambda _: "e2"))
+    monkeypatch.setattr(type(rig.reindexing), "embedders", property(lambda _: {"": "e2"}))
     begun = rig.retrieval.begun
     await until(lambda: rig.retrieval.begun > begun + 2, 10)
     assert (await by_id(rig, store)).popitem()[1].embedder == "e1"
@@ -503,3 +503,71 @@ async def test_one_that_gateways_died_of_is_told_as_failed(rig: StoresRig) -> No
     assert (told["status"], told["reason"]) == ("failed", "it was begun 3 times, and never ended")
     rig.retrieval.gate.set()
     assert jobs_module.MAX_CLAIMS == 4
+
+
+# ---- a store that has chosen its embedding model -------------------------------------------------
+
+
+async def test_a_store_s_files_are_embedded_by_its_own_model_and_so_charged(rig: StoresRig) -> None:
+    rig.retrieval.further = {"wide": "w1"}
+    store = await rig.store(await rig.file(), embedding_model="wide")
+    plain = await rig.store(await rig.file())
+    await rig.arrived()
+    (id,) = await by_id(rig, store)
+    assert sorted(by for by, _ in rig.retrieval.embedded) == ["e1", "w1"]
+    assert ("w1", id) in rig.retrieval.embedded
+    who = {run.who["model"] for run in rig.metered.settled}
+    assert who == {"wide", "tiny-embed"}
+    unready = await rig.stores.searched("acme", [store, plain])
+    assert (unready.models, unready.aged) == ({store: "wide"}, ()), "nothing is due in either"
+    rig.retrieval.embedder = "e2"
+    unready = await rig.stores.searched("acme", [store, plain])
+    assert unready.aged == (plain,), "the other model is as it was"
+    await asyncio.gather(*rig.reindexing._beginning.values())
+    await rig.arrived()
+
+
+async def test_another_model_for_a_store_has_it_indexed_anew(rig: StoresRig) -> None:
+    rig.retrieval.further = {"wide": "w1"}
+    store = await rig.store(await rig.file(), await rig.file())
+    await rig.arrived()
+    rig.retrieval.embedded.clear()
+
+    async def choose(model: str) -> None:
+        about = {"embedding_model": model}
+        await rig.stores.update("acme", store, lambda record: record.model_copy(update=about))
+        await asyncio.gather(*rig.reindexing._beginning.values())
+        await rig.arrived()
+
+    await choose("wide")
+    assert [by for by, _ in rig.retrieval.embedded] == ["w1", "w1"]
+    assert {file.embedder for file in (await by_id(rig, store)).values()} == {"w1"}
+    told = (await rig.records.store("acme", store)).reindexing("w1")
+    assert told is not None
+    assert told["status"] == "completed"
+    charged = [run.who["model"] for run in rig.metered.settled if run.who["route"] == "reindex"]
+    assert charged == ["wide", "wide"]
+    await choose("wide")
+    assert len(rig.retrieval.embedded) == 2, "it is that model's"
+    await choose("")
+    assert [by for by, _ in rig.retrieval.embedded[2:]] == ["e1", "e1"]
+
+
+async def test_a_choice_that_is_taken_back_ends_what_the_first_began(rig: StoresRig) -> None:
+    rig.retrieval.further = {"wide": "w1"}
+    store = await rig.store(await rig.file(), await rig.file())
+    await rig.arrived()
+    rig.retrieval.embedded.clear()
+    rig.retrieval.gate.clear()
+    begun = rig.retrieval.begun
+    for model in ("wide", ""):
+        about = {"embedding_model": model}
+        await rig.stores.update("acme", store, lambda record, a=about: record.model_copy(update=a))  # type: ignore[misc]
+        await asyncio.gather(*rig.reindexing._beginning.values())
+        await until(lambda: rig.retrieval.begun > begun, 10)
+    rig.retrieval.gate.set()
+    await rig.arrived()
+    assert [by for by, _ in rig.retrieval.embedded].count("w1") == 1, "the file that was under way"
+    await search(rig, store)
+    await rig.arrived()
+    assert {file.embedder for file in (await by_id(rig, store)).values()} == {"e1"}

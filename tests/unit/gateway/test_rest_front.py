@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ class Exchange:
 
 
 def front(exchange: Exchange, *, chat: bool, **body: Any) -> RestFront:
-    made = RestFront(exchange, Settings(), chat=chat)  # type: ignore[arg-type]
+    made = RestFront(SimpleNamespace(settings=Settings()), exchange, chat=chat)  # type: ignore[arg-type]
     asked = {"messages": [{"role": "user", "content": "Q"}]} if chat else {"prompt": ["a", "b"]}
     made._prompts(json.dumps({"model": "m", **asked, **body}).encode())
     return made

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import pytest
@@ -21,6 +21,7 @@ from protos.retrieval_pb2 import (
     RemoveRequest,
     SearchRequest,
     SetAttributesRequest,
+    Vector,
 )
 from services.common.config import GatewaySettings, RetrievalSettings, Settings
 from services.common.discovery import Registration, Replica, new_replica_id
@@ -34,13 +35,14 @@ from services.common.retrieval_abilities import (
     RANKING,
     READING,
     REINDEXING,
+    VECTORS,
 )
 from services.common.service import Host
-from services.common.telemetry import Telemetry
-from services.gateway.stores import retrieval_client as module
-from services.gateway.stores import retrieval_needs
-from services.gateway.stores.retrieval_client import RetrievalClient, is_outage
-from services.gateway.stores.retrieval_needs import needs
+from services.common.telemetry.telemetry import Telemetry
+from services.gateway.stores.retrieval import client as module
+from services.gateway.stores.retrieval import needs as retrieval_needs
+from services.gateway.stores.retrieval.client import RetrievalClient, is_outage
+from services.gateway.stores.retrieval.needs import needs
 from tests.support.gateway_rig import EMBEDDING_MODEL, SmallRetrieval
 from tests.support.waiting import until
 
@@ -533,11 +535,16 @@ async def test_who_would_leave_a_part_of_a_request_out_is_not_asked(
 
 
 def test_a_document_in_a_blob_goes_to_who_knows_blobs() -> None:
-    assert needs(IndexRequest(blob="ns/acme/file-1")) == {BLOBS}
-    assert needs(IndexRequest(blob="ns/acme/file-1", reindexing=True)) == {BLOBS, REINDEXING}
-    assert needs(IndexRequest()) == needs(RemoveRequest()) == frozenset()
-    assert needs(ReadRequest()) == {READING}
-    assert needs(SetAttributesRequest()) == {MARKS}, "or filters go by those before, for good"
+    index = IndexRequest(blob="ns/acme/file-1")
+    assert needs("Index", index) == {BLOBS}
+    assert needs("IndexServed", index) == {BLOBS, VECTORS}
+    index.reindexing = True
+    assert needs("Index", index) == {BLOBS, REINDEXING}
+    assert needs("Index", IndexRequest()) == needs("Remove", RemoveRequest()) == frozenset()
+    assert needs("Search", SearchRequest(vector=Vector())) == {VECTORS}
+    assert needs("Read", ReadRequest()) == {READING}
+    marks = needs("SetAttributes", SetAttributesRequest())
+    assert marks == {MARKS}, "or filters go by those before, for good"
 
 
 async def test_what_a_lost_replica_told_of_a_document_is_told_anew(
@@ -620,3 +627,30 @@ async def test_when_all_hang_the_search_ends_in_its_time(rig: Rig) -> None:
     began = time.monotonic()
     assert await rig.outcome("chat") == "timeout"
     assert time.monotonic() - began < 5
+
+
+async def test_the_embedders_are_what_replicas_have_by_name(rig: Rig) -> None:
+    """Of a name that two have differently none is known; retrieval that is away is as it was."""
+    assert not rig.client.has("wide")
+    replica = await rig.replica()
+    await rig.listed(1)
+    assert rig.client.has("wide")
+    assert rig.client.fingerprints == {"": "e1", EMBEDDING_MODEL: "e1", "wide": "w1"}
+
+    class Other(SmallRetrieval):
+        further: ClassVar = {"wide": "w2", "third": "t1"}
+
+    await rig.replica(Other)
+    await rig.listed(2)
+    assert rig.client.fingerprints == {
+        "": "e1",
+        EMBEDDING_MODEL: "e1",
+        "wide": "",
+        "third": "t1",
+    }
+    await replica.stop(0)
+    await rig.listed(1)
+    assert rig.client.fingerprints["wide"] == "w2"
+    await rig.replicas[1].stop(0)
+    await rig.listed(0)
+    assert rig.client.has("third")

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from bench.conversations import conversations, measured
-from services.common.content import said
+from services.common.text.content import said
 from services.gateway.runs.rewriting.asking import turns_of
 from services.gateway.runs.rewriting.rule import Turn, plain, rewrite
 

@@ -217,7 +217,7 @@ async def test_what_is_refused_is_heard_by_who_waits_for_it_and_leaves_nothing(
     store: Callable[..., RunStore], redis: Redis, namespace: str, name: str, why: str, heard: str
 ) -> None:
     one = store()
-    await begun(one, name=name)
+    await one.begin(PLACE, BODY, name, "d", about="x" * 1000)
     for _ in range(2):
         await one.refuse(OURS, why and said(why))
     assert await text(one) == heard
@@ -228,6 +228,8 @@ async def test_what_is_refused_is_heard_by_who_waits_for_it_and_leaves_nothing(
     assert len(left) == (2 if heard else 0)
     for key in left:
         assert 0 < await redis.ttl(key) <= 60
+    fields = await redis.hkeys(f"{root}:run:acme:req_1")
+    assert not {"body", "about"} & set(fields), "what its client sent counts as nobody's"
     assert await redis.zrange(f"{root}:all:acme", 0, -1) == ["req_2"]
     assert int(await redis.get(f"{root}:bytes:acme")) == len(BODY)
 

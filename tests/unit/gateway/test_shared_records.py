@@ -14,7 +14,7 @@ from services.common.redis import Redis
 from services.gateway.runs import shared_records
 from services.gateway.runs.records import Journal, Records
 from services.gateway.runs.shared_records import SharedRecords
-from services.gateway.stores.storage_room import StorageRoom
+from services.gateway.stores.files.storage_room import StorageRoom
 from tests.support.waiting import leaving_no_task, until
 
 Make = Callable[..., SharedRecords]

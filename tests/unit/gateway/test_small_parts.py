@@ -9,7 +9,7 @@ import pytest
 
 from protos.common_pb2 import Passage, Record
 from services.common.errors import PenstockError
-from services.common.shares import Shares
+from services.common.fairness.shares import Shares
 from services.gateway import metrics
 from services.gateway.api.resources.pages import PageQuery, page
 from services.gateway.api.rest.queries import page_query

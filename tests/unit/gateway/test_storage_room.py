@@ -13,9 +13,9 @@ from services.common.errors import PenstockError
 from services.common.redis import Redis, connect
 from services.gateway.runs.records import Journal
 from services.gateway.runs.shared_records import SharedRecords
-from services.gateway.stores import storage_room
-from services.gateway.stores.files import Files
-from services.gateway.stores.storage_room import StorageRoom
+from services.gateway.stores.files import storage_room
+from services.gateway.stores.files.files import Files
+from services.gateway.stores.files.storage_room import StorageRoom
 from tests.support.blob_folder import memory_blobs, pieces
 from tests.support.stores_rig import CALLER, StoresRig
 from tests.support.waiting import until

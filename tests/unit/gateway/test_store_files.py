@@ -1,6 +1,7 @@
 """Where a file in a store stands, and who may say so."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -11,15 +12,21 @@ import pytest
 from services.common.errors import PenstockError, invalid
 from services.common.redis import connect
 from services.gateway.ids import FILE, STORE
-from services.gateway.stores.store_files import AttachedFile, State, Unready
-from services.gateway.stores.store_record import StoreRecord
-from services.gateway.stores.store_records import StoreRecords
+from services.gateway.stores.vector_stores.store_files import (
+    AttachedFile,
+    State,
+    Unready,
+    attribute_values,
+    told_attributes,
+)
+from services.gateway.stores.vector_stores.store_record import StoreRecord
+from services.gateway.stores.vector_stores.store_records import StoreRecords
 
 
 @pytest.fixture
 async def records(redis_url: str, namespace: str) -> AsyncIterator[StoreRecords]:
     redis = connect(redis_url)
-    yield StoreRecords(redis, namespace, max_files=1000)
+    yield StoreRecords(redis, namespace, max_files=1000, max_attribute_bytes=2000)
     await redis.aclose()
 
 
@@ -163,6 +170,51 @@ async def test_numbers_of_attributes_are_kept_to_the_last_digit(records: StoreRe
     await settle(records, file, "completed")
     is_now = (await records.file("t", store, file.id)).as_json()["attributes"]
     assert (is_now, [type(v) for v in is_now.values()]) == (given, [float, int, bool, int, str])
+
+
+async def test_attributes_of_all_a_tenants_files_together_are_bounded(
+    records: StoreRecords,
+) -> None:
+    """2,000 bytes here, whichever store they are in; what does not grow is always taken."""
+    one, other = await made(records), await made(records)
+    first = attached(one, attributes={"k": "x" * 900})
+    await records.put("t", one, [first])
+    await records.put("t", other, [attached(other, attributes={"k": "ä" * 450})])
+    with pytest.raises(PenstockError, match="2000 bytes of attributes") as refused:
+        await records.put("t", other, [attached(other, attributes={"k": "x" * 300})])
+    assert refused.value.reason == "too_many_bytes_of_attributes"
+
+    def says(text: str) -> Callable[[AttachedFile], AttachedFile]:
+        return lambda file: file.model_copy(update={"attributes": {"k": text}})
+
+    with pytest.raises(PenstockError, match="attributes"):
+        await records.change_file("t", one, first.id, says("x" * 1200))
+    ended = await records.change_file(
+        "t", one, first.id, lambda file: file.model_copy(update={"state": "completed"})
+    )
+    assert ended.state == "completed"
+    await records.change_file("t", one, first.id, says("x" * 500))
+    await records.put("t", other, [attached(other, attributes={"k": "x" * 300})])
+    await records.drop("t", one, first.id, first.attachment)
+    await records.put("t", other, [attached(other, attributes={"k": "x" * 400})])
+    await records.delete("t", other)
+    await records.put("t", one, [attached(one, attributes={"k": "x" * 1900})])
+
+
+async def test_attributes_that_an_earlier_version_did_not_count_are_counted(
+    records: StoreRecords,
+) -> None:
+    store = await made(records)
+    await records.put("t", store, [attached(store, attributes={"k": "x" * 1500})])
+    await records._redis.hdel(records._key("t", "store", store, "facts"), "attributes")
+    with pytest.raises(PenstockError, match="attributes"):
+        await records.put("t", store, [attached(store, attributes={"k": "x" * 600})])
+
+
+def test_a_whole_number_comes_back_from_a_search_as_one() -> None:
+    told = {"year": 1999, "share": 0.5, "open": True, "name": "3.0", "none": -0.0}
+    back = told_attributes(attribute_values(told))
+    assert json.dumps(back) == json.dumps({**told, "none": 0})
 
 
 async def test_revisions_grow_and_belong_to_an_attachment(

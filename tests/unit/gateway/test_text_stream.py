@@ -42,13 +42,12 @@ class Tokenizers:
             code = grpc.StatusCode.UNAVAILABLE.value[0]
             return End(status=Status(code=code, stage="tokenizer", reason=reason))
 
-        return SimpleNamespace(ended=ended, cancel=lambda: None, settle=lambda: None)
+        outcome = asyncio.ensure_future(ended())
+        return SimpleNamespace(outcome=outcome, cancel=lambda: None, settle=lambda: None)
 
 
 def stream_from(tokenizers: Any) -> TextStream:
-    return TextStream(
-        cast(Any, tokenizers), PromptRequest(), patience_s=0, deadline=0, traceparent=""
-    )
+    return TextStream(cast(Any, tokenizers), b"", patience_s=0, deadline=0, traceparent="")
 
 
 async def text_of(stream: TextStream) -> str:
@@ -101,7 +100,8 @@ async def test_only_what_waits_unread_counts_as_unread(reads: bool) -> None:
 
         say.append(on_item)
         on_item(payload)
-        return SimpleNamespace(ended=ended, cancel=left.set, settle=lambda: None)
+        outcome = asyncio.ensure_future(ended())
+        return SimpleNamespace(outcome=outcome, cancel=left.set, settle=lambda: None)
 
     async def pick_least_loaded(patience_s: float) -> Any:
         return SimpleNamespace(id="tokenizer", link=SimpleNamespace(open=opened))
@@ -134,7 +134,8 @@ async def test_who_reads_slowly_gets_what_came_with_the_end_too() -> None:
 
         say.append(on_item)
         on_item(TextDelta(text="first").SerializeToString())
-        return SimpleNamespace(ended=ended, cancel=over.set, settle=lambda: None)
+        outcome = asyncio.ensure_future(ended())
+        return SimpleNamespace(outcome=outcome, cancel=over.set, settle=lambda: None)
 
     async def pick_least_loaded(patience_s: float) -> Any:
         return SimpleNamespace(id="tokenizer", link=SimpleNamespace(open=opened))
@@ -182,7 +183,7 @@ async def test_another_tokenizer_is_told_all_that_it_has_to_know() -> None:
     tokenizers = gateway_parts.Tokenizers(script)
     stream = TextStream(
         cast(Any, tokenizers),
-        PromptRequest(model="m", text="Q"),
+        PromptRequest(model="m", text="Q").SerializeToString(),
         patience_s=3,
         deadline=99.0,
         traceparent="trace",

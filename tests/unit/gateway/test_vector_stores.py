@@ -16,10 +16,11 @@ from services.gateway.batches.lines import LINE
 from services.gateway.ids import FILE, STORE
 from services.gateway.jobs import jobs as jobs_module
 from services.gateway.jobs.queue import KINDS, Queue
-from services.gateway.stores import indexing, removals
-from services.gateway.stores.removals import Removal
-from services.gateway.stores.store_files import Unready
-from services.gateway.stores.vector_stores import Attach
+from services.gateway.stores.indexing import indexing
+from services.gateway.stores.vector_stores import removals
+from services.gateway.stores.vector_stores.removals import Removal
+from services.gateway.stores.vector_stores.store_files import Unready
+from services.gateway.stores.vector_stores.vector_stores import Attach
 from tests.support.stores_rig import CALLER, RIVAL, THEIRS, WHO, StoresRig
 from tests.support.waiting import until
 

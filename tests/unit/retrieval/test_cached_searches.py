@@ -15,7 +15,7 @@ from protos.retrieval_pb2 import SearchReply, SearchRequest
 from services.common.config import RetrievalSettings
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.redis import Redis
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.retrieval import metrics
 from services.retrieval.cache import revisions as revisions_module
 from services.retrieval.cache import searches as module

@@ -12,9 +12,10 @@ import pytest
 from services.common import retrieval_abilities
 from services.common.config import RetrievalSettings, Settings
 from services.common.errors import invalid
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.retrieval import metrics, pipeline
-from services.retrieval.server import RetrievalService, Servicer, _refuse_large_chunks
+from services.retrieval.assembly import refuse_large_chunks
+from services.retrieval.server import RetrievalService, Servicer
 
 METHODS = ["Embed", "Search", "Index", "Read", "Remove"]
 SETTINGS = RetrievalSettings(timeout_s=20.0, index_timeout_s=400.0)
@@ -151,9 +152,9 @@ async def test_a_drain_waits_for_the_last_call_and_no_longer_than_its_grace(
 def test_chunks_that_do_not_fit_the_model_are_refused_at_the_start() -> None:
     reader = SimpleNamespace(max_tokens=256, special_tokens=2)
     model: Any = SimpleNamespace(name="small", reader=reader)
-    _refuse_large_chunks(254, model)
+    refuse_large_chunks(254, model)
     with pytest.raises(ValueError, match="RETRIEVAL__CHUNK_TOKENS"):
-        _refuse_large_chunks(255, model)
+        refuse_large_chunks(255, model)
 
 
 def test_it_fails_its_check_as_its_embedder_does(tmp_path: Path) -> None:
@@ -163,12 +164,13 @@ def test_it_fails_its_check_as_its_embedder_does(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     service = RetrievalService(settings, None, Telemetry("retrieval", "r-1"), "r-1")  # type: ignore[arg-type]
     service.check()  # it only starts
-    service.parts = SimpleNamespace(embedder=SimpleNamespace(check=stuck))  # type: ignore[assignment]
+    its: Any = SimpleNamespace(model=None, embedder=SimpleNamespace(check=stuck), others={})
+    service.parts = its
     with pytest.raises(RuntimeError, match="is stuck"):
         service.check()
 
 
 def test_what_it_understands_is_registered() -> None:
-    service = SimpleNamespace(parts=MagicMock())
+    service = SimpleNamespace(parts=MagicMock(), _of_models=list)
     told = RetrievalService.describe(service)  # type: ignore[arg-type]
     assert retrieval_abilities.of(told) == retrieval_abilities.ALL

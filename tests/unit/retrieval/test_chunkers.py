@@ -252,6 +252,19 @@ async def test_options_that_do_not_work_are_told_at_the_start() -> None:
     assert raised.value.code == grpc.StatusCode.INTERNAL
 
 
+async def test_the_services_secrets_are_not_in_its_environment(monkeypatch: Any) -> None:
+    """What a document could make it tell."""
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", "redis://:secret@host")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    async with running() as chunkers:
+        environment = first(chunkers).environ()
+    assert "PATH" in environment
+    assert not [name for name, value in environment.items() if "secret" in value]
+    assert {name for name in environment if not name.startswith("PYTHON")} <= {
+        *("PATH", "LD_LIBRARY_PATH", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+    }
+
+
 def test_it_imports_little() -> None:
     """It starts in the time of a document, and is small beside the model."""
     script = "import sys, services.retrieval.documents.chunk_process; print(*sys.modules)"

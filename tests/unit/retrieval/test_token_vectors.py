@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from services.retrieval.encoder import Encoder
-from services.retrieval.token_vectors import MOST, SIZE, VERSION, Projection, few, packed, unpacked
+from services.retrieval.token_vectors import (
+    MOST,
+    SIZE,
+    VERSION,
+    Projection,
+    few,
+    packed,
+    unit,
+    unpacked,
+)
 from tests.support.minilm import FOLDER, model
 from tests.unit.retrieval.test_encoder import SIZES, written
 
@@ -33,7 +42,7 @@ def test_tokens_find_what_is_like_them_nearest() -> None:
     def near(text: str) -> float:
         stored = unpacked(packed(tokens_of(text)), SIZE)
         assert stored is not None
-        return float((question @ stored.T).max(1).mean())
+        return float((question @ unit(stored).T).max(1).mean())
 
     answers = near("The port opens at six in the morning.")
     assert answers > near("The port was built of grey stone.") + 0.02
@@ -80,7 +89,7 @@ def test_two_neighbours_become_one_in_few_bytes(count: int) -> None:
     pairs = unpacked(stored, SIZE)
     assert pairs is not None
     assert len(pairs) == (count + 1) // 2
-    for number, one in enumerate(pairs):
+    for number, one in enumerate(unit(pairs)):
         mean = tokens[2 * number : 2 * number + 2].sum(0)
         assert one @ mean / np.linalg.norm(mean) > 0.999
     assert len(stored) <= 44 * (count + 3)
@@ -95,7 +104,7 @@ def test_a_text_of_very_many_tokens_has_few_vectors(count: int) -> None:
     assert len(stored) <= 4 * (MOST * SIZE + 3) // 3
     kept = unpacked(stored, SIZE)
     assert kept is not None
-    assert (tokens[-1] @ kept.T).max() > 0.7, "its end is kept"
+    assert (tokens[-1] @ unit(kept).T).max() > 0.7, "its end is kept"
 
 
 def test_vectors_of_another_version_are_none() -> None:
@@ -113,4 +122,4 @@ def test_what_is_not_such_tokens_is_none(stored: object) -> None:
 def test_nothing_is_made_of_zeros() -> None:
     stored = unpacked(packed(np.zeros((2, SIZE), np.float32)), SIZE)
     assert stored is not None
-    assert not stored.any()
+    assert not unit(stored).any()

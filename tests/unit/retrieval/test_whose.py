@@ -14,17 +14,19 @@ import pytest
 from protos import retrieval_pb2 as pb
 from protos.common_pb2 import AttributeValue, Caller, Passage
 from services.common.config import RetrievalSettings
+from services.common.config.retrieval import ServedEmbedder
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.policy import NO_POLICY
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.retrieval import pipeline
 from services.retrieval.cache.searches import Searches
 from services.retrieval.documents.chunkers import CutDocument, Loaded
 from services.retrieval.documents.chunks import Chunk
 from services.retrieval.embedding_model import Read
+from services.retrieval.index.draft import Draft
 from services.retrieval.index.points import Found, Hit
-from services.retrieval.index.store import Draft
 from services.retrieval.pipeline import indexing
+from services.retrieval.served_model import ServedModel
 from services.retrieval.text_reader import Tokens
 from services.retrieval.token_vectors import unpacked
 from tests.support.blob_folder import memory_blobs, pieces
@@ -58,7 +60,7 @@ class Parts:
             special_tokens=2,
             hopeless=lambda text: len(text) > 900,
         )
-        self.model = SimpleNamespace(reader=reader, name="small", fingerprint="f")
+        self.model = SimpleNamespace(reader=reader, name="small", fingerprint="f", made_by="f")
         self.questions = self._threads("questions")
         self.texts = self._threads("texts")
         self.embedder = SimpleNamespace(embed=self._embed, read=self._reads)
@@ -80,6 +82,9 @@ class Parts:
         )
         revisions: Any = SimpleNamespace(seen=self._no_revisions)
         self.searches = Searches(self.settings, revisions)
+
+    def of_model(self, name: str) -> "Parts":
+        return self
 
     async def _prototypes(self, _: object) -> list[object]:
         return []
@@ -133,9 +138,9 @@ class Parts:
 
     def _hits(self) -> Found:
         each = enumerate(self.found)
-        earlier = [Hit("", 7.0, _payload(one, 99)) for one in self.of_earlier_models]
-        found = [Hit(str(n), one.score, _payload(one, n)) for n, one in each]
-        return Found(found, [], earlier, self.unreadable)
+        earlier = [Hit(_payload(one, 99), 7.0, 0.0, 7.0) for one in self.of_earlier_models]
+        found = [Hit(_payload(one, n), one.score, one.score, 0.0) for n, one in each]
+        return Found(found, earlier, self.unreadable)
 
     async def _whole(self, tenant: str, *_: str) -> int:
         self.tenants.append(("store whole", tenant))
@@ -148,11 +153,11 @@ class Parts:
     async def _publish(self, draft: Draft, *given: Any) -> None:
         self.stored.append((draft, *given))
 
-    async def index(self, text: bytes = b"x", **more: Any) -> pb.IndexReply:
+    async def index(self, text: bytes = b"x", ask: Any = None, **more: Any) -> pb.IndexReply:
         key = self.blobs.key("acme", "s")
         await self.blobs.put(key, pieces(text))
         asked = {"collection": "c", "source_id": "s", "title": "T", "blob": key, "revision": 7}
-        await self.run("index", pb.IndexRequest(caller=ME, **asked | more))
+        await self.run("index", pb.IndexRequest(caller=ME, **asked | more), ask=ask)
         return self.told[-1].reply
 
     async def read(self, text: bytes, **more: Any) -> str:
@@ -168,8 +173,8 @@ class Parts:
     async def _tell(self, news: Any) -> None:
         self.told.append(news)
 
-    async def run(self, name: str, request: Any) -> Any:
-        work = getattr(pipeline, name)
+    async def run(self, name: str, request: Any, **more: Any) -> Any:
+        work = partial(getattr(pipeline, name), **more)
         if name == "search":
             work = partial(work, within_s=5.0)
         if name in ("index", "read"):
@@ -227,12 +232,16 @@ async def test_a_search_is_its_tenant_s_from_the_question_to_the_store(parts: Pa
     )
     reply = await parts.run("search", request)
     assert parts.tenants == [("questions", "acme"), ("embedder", "acme"), ("store search", "acme")]
-    ((collections, vector, text, limit, only),) = parts.stored
+    ((collections, vector, text, limit, only, weights, closely),) = parts.stored
     assert (list(collections), list(vector), text, limit) == (["a", "b"], [3, 0.5], "abc", 24)
     assert only is None
+    assert (weights, closely) == ((1.0, 0.0, 0.0), 0)
     assert told(reply) == [("", "found", 0.9)]
     parts.found = []
     assert not (await parts.run("search", request)).passages
+    request.ClearField("ranking")
+    await parts.run("search", request)
+    assert parts.stored[-1][-2:] == ((1.0, 0.3, 1.0), 24), "the tokens of so many, to be ranked by"
 
 
 async def test_of_a_long_question_no_more_is_looked_up_than_is_read(parts: Parts) -> None:
@@ -312,19 +321,22 @@ async def test_what_the_present_model_has_whole_is_not_read_again(parts: Parts) 
     assert not parts.low
 
 
-@pytest.mark.parametrize("reindexing", [True, False])
+@pytest.mark.parametrize(("reindexing", "served"), [(True, False), (False, True), (False, False)])
 async def test_what_was_too_slow_stays_where_it_is_gone_on_with(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch, reindexing: bool
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, reindexing: bool, served: bool
 ) -> None:
+    if served:
+        model: Any = SimpleNamespace(fingerprint="f", reader=parts.model.reader)
+        parts.model = ServedModel("axes", ServedEmbedder(dimension=3), model)
     parts.document = CutDocument([Chunk("T", "x", 0, 1, 1)], [[1]], 0)
 
-    async def slow(*_: object, **more: object) -> np.ndarray:
+    async def slow(*_: object, **more: object) -> Any:
         raise TimeoutError
 
     monkeypatch.setattr(parts.embedder, "read", slow)
     with pytest.raises(TimeoutError):
-        await parts.index(reindexing=reindexing)
-    assert len(parts.discarded) == (not reindexing)
+        await parts.index(ask=slow if served else None, reindexing=reindexing)
+    assert len(parts.discarded) == (not (reindexing or served))
 
 
 async def test_a_digest_is_of_all_that_chunks_are_made_from(
@@ -341,7 +353,7 @@ async def test_a_digest_is_of_all_that_chunks_are_made_from(
     assert await digest() == first
     cut = pb.Chunking(max_tokens=20, overlap_tokens=10)
     others = [await digest(title="U"), await digest(text=b"y"), await digest(chunking=cut)]
-    parts.model.fingerprint = "other"
+    parts.model.made_by = "other"
     others.append(await digest())
     monkeypatch.setattr(indexing.token_vectors, "VERSION", 0)
     others.append(await digest())

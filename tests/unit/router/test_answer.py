@@ -7,6 +7,7 @@ import pytest
 from protos.common_pb2 import FINISH_LENGTH, Sampling
 from protos.router_pb2 import GenerateRequest
 from protos.worker_pb2 import TokenDelta
+from services.common.packed_ids import pack
 from services.router import metrics
 from services.router.answer import Answer
 
@@ -31,7 +32,7 @@ async def test_an_answer_is_charged_where_it_is_made(
     before: int, choice: int, at_first: int, at_last: int
 ) -> None:
     request = GenerateRequest(
-        prompt_token_ids=range(50),
+        prompt_token_ids=pack(range(50)),
         generated_prefix=before,
         choice=choice,
         sampling=Sampling(max_tokens=3),
@@ -61,7 +62,7 @@ async def test_times_to_tokens_are_of_what_a_client_waits_for(
     now = 100.0
     monkeypatch.setattr("services.router.answer.time.monotonic", lambda: now)
     request = GenerateRequest(
-        prompt_token_ids=range(50), generated_prefix=before, sampling=Sampling(max_tokens=99)
+        prompt_token_ids=pack(range(50)), generated_prefix=before, sampling=Sampling(max_tokens=99)
     )
     call: Any = Call()
     answer = Answer(request, call)
@@ -78,7 +79,7 @@ async def test_times_to_tokens_are_of_what_a_client_waits_for(
 
 
 async def test_only_the_first_and_the_last_delta_tell_the_usage_and_nothing_follows() -> None:
-    request = GenerateRequest(prompt_token_ids=range(50), sampling=Sampling(max_tokens=3))
+    request = GenerateRequest(prompt_token_ids=pack(range(50)), sampling=Sampling(max_tokens=3))
     call: Any = Call()
     answer = Answer(request, call)
     answer.cached_tokens = 16

@@ -1,9 +1,12 @@
 """The index against the plain sets that it stands for."""
 
+import random
+
 import hypothesis.strategies as st
 from hypothesis import given
 
 from services.router.block_index import BlockIndex
+from tests.support.block_counts import known
 
 BLOCKS = [bytes([n]) * 16 for n in range(8)]
 
@@ -12,6 +15,7 @@ OPS = st.lists(
         st.sampled_from(["add", "remove", "store", "evict", "sweep"]),
         st.integers(0, 3),
         st.lists(st.sampled_from(BLOCKS), max_size=6),
+        st.booleans(),
     ),
     max_size=40,
 )
@@ -21,35 +25,63 @@ OPS = st.lists(
 def test_matches_what_the_holders_hold(ops, chain):
     index = BlockIndex()
     holders: dict[int, tuple] = {}
-    for op, slot, blocks in ops:
+    for op, slot, blocks, below in ops:
         if op == "sweep":
             index.sweep(len(blocks))
         elif op == "add" and slot not in holders:
-            holders[slot] = (index.add(), set())
+            holders[slot] = (index.add(), (set(), set()))
         elif slot in holders:
             holder, held = holders[slot]
             if op == "store":
-                index.store(holder, blocks)
-                held.update(blocks)
+                index.store(holder, blocks, below)
+                held[below].update(blocks)
             elif op == "evict":
-                index.evict(holder, blocks)
-                held.difference_update(blocks)
+                index.evict(holder, blocks, below)
+                held[below].difference_update(blocks)
             elif op == "remove":
                 index.remove(holder)
                 del holders[slot]
-    expected = {}
-    for holder, held in holders.values():
-        length = next((n for n, block in enumerate(chain) if block not in held), len(chain))
-        if length:
+    expected, reached = {}, {}
+    for holder, (held, below) in holders.values():
+        if length := leading(chain, held):
             expected[holder.bit] = length
+        length = leading(chain, held | below)
+        if loads := sum(block not in held for block in chain[:length]):
+            reached[holder.bit] = (length, loads)
     for block in BLOCKS:
-        assert index.holds(block) is any(block in held for _, held in holders.values())
+        there = any(block in held | below for _, (held, below) in holders.values())
+        assert index.holds(block) is there
     assert index.match(chain) == expected
+    assert index.match_below(chain) == reached
     assert len({holder.bit for holder, _ in holders.values()}) == len(holders)
     while index.sweep(3):
         pass
-    assert len(index) == len(set().union(*(held for _, held in holders.values())))
+    assert known(index) == len(
+        set().union(*(held | below for _, (held, below) in holders.values()))
+    )
     assert index.match(chain) == expected
+    assert index.match_below(chain) == reached
+
+
+def test_of_a_long_chain_each_holders_loads_are_counted():
+    rng, index = random.Random(3), BlockIndex()
+    chain = [n.to_bytes(16) for n in range(200)]
+    expected = {}
+    for number in range(40):
+        holder = index.add()
+        held = {block for block in chain if rng.random() < number / 40}
+        below = set(chain[: rng.randrange(200)])
+        index.store(holder, held)
+        index.store(holder, below, below=True)
+        length = leading(chain, held | below)
+        if loads := sum(block not in held for block in chain[:length]):
+            expected[holder.bit] = (length, loads)
+    assert len(expected) > 30
+    assert index.match_below(chain) == expected
+
+
+def leading(chain, held):
+    return next((n for n, block in enumerate(chain) if block not in held), len(chain))
 
 
 def test_reads_no_further_than_somebody_follows():
@@ -71,9 +103,9 @@ def test_a_removed_holder_counts_at_once_and_its_bit_returns_swept():
     assert index.match(BLOCKS) == {second.bit: 1}
     assert index.add().bit not in (first.bit, second.bit)
     assert index.sweep(3)
-    assert len(index) >= len(BLOCKS) - 3, "no more at once than it was told"
+    assert known(index) >= len(BLOCKS) - 3, "no more at once than it was told"
     assert not index.sweep(100)
-    assert len(index) == 1
+    assert known(index) == 1
     again = index.add()
     assert again.bit == first.bit
     assert index.match(BLOCKS) == {second.bit: 1}, "it holds nothing of its predecessor's"

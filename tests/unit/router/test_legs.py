@@ -9,12 +9,14 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from protos import common_pb2, worker_pb2
+from protos import common_pb2, router_pb2, worker_pb2
 from services.common.errors import PenstockError, unavailable
 from services.common.link import End
+from services.common.packed_ids import pack
 from services.router import legs
 from services.router.breaker import Breaker, State
-from services.router.leg import HAND_OVER, Way, WorkerLostError, opened
+from services.router.leg import HAND_OVER, Way, WorkerLostError
+from services.router.leg import Leg as RealLeg
 from services.router.pipeline import _some_workers
 
 WORKER: Any = None
@@ -66,7 +68,10 @@ async def test_after_the_patience_any_ready_worker_is_better_than_none(suspected
     """Though none is sound, or each has a suspect: an error helps nobody."""
     ready = [object()]
     workers = SimpleNamespace(
-        ready=lambda *_: ready, sound=lambda *_: ready if suspected else [], replaced=not_replaced
+        ready=lambda *_: ready,
+        sound=lambda *_: ready if suspected else [],
+        replaced=not_replaced,
+        models=lambda: {"m"},
     )
     settings = SimpleNamespace(router=SimpleNamespace(worker_patience_s=0.0))
     router: Any = SimpleNamespace(workers=workers, settings=settings)
@@ -99,25 +104,46 @@ async def not_replaced(*_: object) -> bool:
 async def test_what_a_legs_end_says_about_its_worker(
     code: grpc.StatusCode, reason: str, state: State, share: float
 ) -> None:
-    status = common_pb2.Status(code=code.value[0], reason=reason)
+    worker, end, way = scripted()
+    async with RealLeg(worker, worker_pb2.WorkRequest(), 0, way) as leg:
+        end.set_result(End(status=common_pb2.Status(code=code.value[0], reason=reason)))
+        await asyncio.wait([leg.ended])
+    assert (worker.breaker.state, worker.breaker.failed_share) == (state, share)
 
-    async def ended() -> End:
-        return End(status=status)
 
-    request = SimpleNamespace(ended=ended, stop=lambda: None, cancel=lambda: None)
-    worker: Any = SimpleNamespace(
+async def test_a_worker_whose_link_refuses_at_once_is_left_alone_as_any_that_refuses() -> None:
+    """The end is there before anybody waits for it, or has said what becomes of the leg."""
+    worker, end, way = scripted()
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    end.set_result(End(status=common_pb2.Status(code=code, reason="link_congested")))
+    answer: Any = SimpleNamespace(
+        request=router_pb2.GenerateRequest(prompt_token_ids=pack([1])),
+        before=0,
+        tokens=[],
+        tokens_left=1,
+        finished=False,
+        done=asyncio.get_running_loop().create_future(),
+    )
+    plan: Any = SimpleNamespace(decode=worker, prefill=None, cached_tokens=0, uncached_tokens=1)
+    with pytest.raises(WorkerLostError):
+        await legs.run(plan, answer, way)
+    assert worker.breaker.state is State.OPEN
+
+
+def scripted() -> "tuple[Any, asyncio.Future[End], Way]":
+    """A worker, the end of its one request, and a way."""
+    loop = asyncio.get_running_loop()
+    end: asyncio.Future[End] = loop.create_future()
+    request = SimpleNamespace(outcome=end, stop=lambda: None, cancel=lambda: None)
+    worker = SimpleNamespace(
         breaker=Breaker(),
         link=SimpleNamespace(open=lambda *_, **__: request),
         sent=lambda *_: None,
         answered=lambda _: None,
         peers_failed_share=lambda: 0.0,
     )
-    recalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    way = Way(time.monotonic() + 60, "", common_pb2.Record(), 30.0, recalled)
-    async with opened(worker, worker_pb2.WorkRequest(), 0, way) as leg:
-        await asyncio.wait([leg.ended])
-        await asyncio.sleep(0)  # what is done at its end
-    assert (worker.breaker.state, worker.breaker.failed_share) == (state, share)
+    recalled: asyncio.Future[None] = loop.create_future()
+    return worker, end, Way(time.monotonic() + 60, "", common_pb2.Record(), 30.0, recalled)
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["decodes", "first token missing"])

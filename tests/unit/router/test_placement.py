@@ -8,7 +8,7 @@ import pytest
 
 from protos import worker_pb2
 from services.common.discovery import Replica
-from services.router.block_index import Holder
+from services.router.block_index import Holder, Reach
 from services.router.placement import (
     FORGOTTEN_S,
     OPTIMISM,
@@ -79,6 +79,80 @@ def test_the_cached_prefix_until_its_queue_costs_more():
     assert place(ask, [cached, idle]).plan.decode is cached
     cached.load.queued_prefill_tokens = 900
     assert place(ask, [cached, idle]).plan.decode is idle
+
+
+def test_a_prefix_on_disk_is_worth_less_than_one_on_the_device_and_more_than_none():
+    """By how fast it comes, which the worker has measured; else it is taken to be faster than
+    computing."""
+    device, disk, bare = workers = [worker(n) for n in range(3)]
+    below = {disk.holder.bit: Reach(50, 40)}
+    ask = replace(ASK, matched={device.holder.bit: 50, disk.holder.bit: 10}, below=below)
+    order = [plan.decode for plan in place(ask, workers).candidates if not plan.prefill]
+    assert order == [device, disk, bare]
+    plan = place(ask, [disk]).plan
+    assert (plan.cached_tokens, plan.loaded_tokens, plan.uncached_tokens) == (800, 640, 200)
+    assert plan.ttft_s == pytest.approx(200 / 2000 + 640 / 10_000)
+    disk.load.load_tokens_per_s = 64_000
+    assert place(ask, [disk]).plan.ttft_s == pytest.approx(200 / 2000 + 640 / 64_000)
+    assert "cached 800, of them 640 on disk" in told(place(ask, workers))["w1"]
+
+
+def test_what_a_worker_would_rather_compute_counts_as_if_it_were_not_on_disk():
+    """Its disk is slower than it computes, so it will."""
+    one = worker(0)
+    ask = replace(ASK, matched={one.holder.bit: 10}, below={one.holder.bit: Reach(50, 40)})
+    plain = place(replace(ask, below={}), [one]).plan
+    one.load.load_tokens_per_s = 1999
+    assert place(ask, [one]).plan == plain
+    one.load.load_tokens_per_s = 2001
+    plan = place(ask, [one]).plan
+    assert (plan.cached_tokens, plan.loaded_tokens, plan.uncached_tokens) == (800, 640, 200)
+    assert plan.ttft_s == pytest.approx(200 / 2000 + 640 / 2001)
+
+
+def test_a_slow_disk_is_left_for_who_computes_sooner():
+    """By what passes before blocks come, too, which weighs the more the fewer they are."""
+    disk, other = worker(0, load_tokens_per_s=1e12, load_delay_s=0.3), worker(1)
+    below = {disk.holder.bit: Reach(60, 60)}
+    plan = place(replace(ASK, below=below), [other, disk]).plan
+    assert plan.decode is disk
+    assert plan.ttft_s == pytest.approx(40 / 2000 + 0.3)
+    below = {disk.holder.bit: Reach(30, 30)}
+    placement = place(replace(ASK, below=below), [disk, other])
+    assert {one.cached_tokens for one in placement.candidates} == {0}
+    queued = worker(2, queued_prefill_tokens=800)
+    below = {queued.holder.bit: Reach(60, 60)}
+    queued.load.load_tokens_per_s, queued.load.load_delay_s = 1e9, 0.2
+    assert place(replace(ASK, below=below), [queued, other]).plan.decode is other
+    queued.load.load_delay_s = 0.01
+    assert place(replace(ASK, below=below), [queued, other]).plan.decode is queued
+
+
+def test_loading_is_in_nobodys_way():
+    """Other than a prompt that is computed: those who decode there do not wait for it."""
+    one = worker(0, running=8, load_tokens_per_s=2000)
+    below = {one.holder.bit: Reach(60, 60)}
+    computed, loaded = (
+        place(replace(ASK, below=how, split="never"), [one]).plan for how in ({}, below)
+    )
+    assert loaded.ttft_s == pytest.approx(computed.ttft_s)
+    assert computed.cost_s - loaded.cost_s == pytest.approx(8 * 960 / 2000)
+
+
+def test_who_decodes_of_a_split_loads_nothing():
+    """It gets from the other side what its device has not, and needs room for all of that."""
+    first, then = worker(0, "prefill"), worker(1, "decode")
+    ask = replace(ASK, split="always")
+    plain = place(ask, [first, then]).plan
+    below = {then.holder.bit: Reach(60, 60)}
+    assert place(replace(ask, below=below), [first, then]).plan == plain
+    below = {first.holder.bit: Reach(60, 60)}
+    assert place(replace(ask, below=below), [first, then]).plan.loaded_tokens == 960
+    short = worker(2, free_blocks=10, load_tokens_per_s=1e9)
+    free = worker(3, load_tokens_per_s=1e9)
+    below = {one.holder.bit: Reach(60, 60) for one in (short, free)}
+    costs = {p.decode: p.cost_s for p in place(replace(ASK, below=below), [short, free]).candidates}
+    assert costs[short] > costs[free], "what is loaded needs blocks"
 
 
 def test_a_whole_cached_prompt_still_computes_its_last_token():

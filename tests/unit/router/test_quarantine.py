@@ -8,6 +8,7 @@ import pytest
 
 from protos import common_pb2, router_pb2, worker_pb2
 from services.common.errors import PenstockError
+from services.common.packed_ids import pack
 from services.router import metrics, quarantine
 from services.router.answer import Answer
 from services.router.quarantine import (
@@ -41,7 +42,7 @@ def request(
     return router_pb2.GenerateRequest(
         caller=common_pb2.Caller(request_id="r", tenant=tenant, priority=2, weight=1),
         model=model,
-        prompt_token_ids=prompt,
+        prompt_token_ids=pack(prompt),
         sampling=common_pb2.Sampling(**{"max_tokens": 9, **sampling}),
     )
 

@@ -13,10 +13,12 @@ from services.common.block_hash import block_hashes, tenant_salt
 from services.common.config import RouterSettings, Settings
 from services.common.errors import PenstockError, unavailable
 from services.common.link import LinkState
-from services.common.telemetry import Telemetry
+from services.common.packed_ids import pack
+from services.common.telemetry.telemetry import Telemetry
 from services.router import breaker, chains, metrics, pipeline
 from services.router.admission import Ticket
 from services.router.quarantine import Quarantine, fingerprint
+from tests.support.prompts import prompt_of
 from tests.support.scripted_workers import CHECKPOINT, Call, Opened, Pool
 from tests.support.waiting import until
 
@@ -115,7 +117,7 @@ def request(**facts: Any) -> GenerateRequest:
     return GenerateRequest(
         caller=common_pb2.Caller(**{**caller, **facts.pop("caller", {})}),
         sampling=common_pb2.Sampling(**{**sampling, **facts.pop("sampling", {})}),
-        **{"model": "m", "checkpoint": CHECKPOINT, "prompt_token_ids": PROMPT, **facts},
+        **{"model": "m", "checkpoint": CHECKPOINT, "prompt_token_ids": pack(PROMPT), **facts},
     )
 
 
@@ -137,9 +139,9 @@ def counted(counter: Any) -> float:
         ({"caller": {"weight": -1.0}}, "caller.weight"),
         ({"caller": {"weight": float("inf")}}, "caller.weight"),
         ({"caller": {"weight": float("nan")}}, "caller.weight"),
-        ({"prompt_token_ids": []}, "prompt_token_ids"),
-        ({"prompt_token_ids": [1, 2], "generated_prefix": 2}, "generated_prefix"),
-        ({"prompt_token_ids": [1, 2], "generated_prefix": 3}, "generated_prefix"),
+        ({"prompt_token_ids": pack([])}, "prompt_token_ids"),
+        ({"prompt_token_ids": pack([1, 2]), "generated_prefix": 2}, "generated_prefix"),
+        ({"prompt_token_ids": pack([1, 2]), "generated_prefix": 3}, "generated_prefix"),
         ({"sampling": {"max_tokens": 0}}, "sampling.max_tokens"),
     ],
 )
@@ -156,8 +158,8 @@ def test_what_is_out_of_range_is_refused_by_name(facts: dict[str, Any], param: s
     [
         {"caller": {"priority": 1, "weight": 1e-9}},
         {"caller": {"priority": 3, "weight": 1e9}},
-        {"prompt_token_ids": [1, 2], "generated_prefix": 1},
-        {"prompt_token_ids": [0]},
+        {"prompt_token_ids": pack([1, 2]), "generated_prefix": 1},
+        {"prompt_token_ids": pack([0])},
         {"sampling": {"max_tokens": 1}},
     ],
 )
@@ -165,8 +167,11 @@ def test_what_is_just_in_range_is_taken_as_it_is(facts: dict[str, Any]) -> None:
     assert pipeline.parse(request(**facts).SerializeToString()) == request(**facts)
 
 
-async def test_what_is_no_request_is_refused_and_leaves_nothing(rig: Rig) -> None:
-    call = Call(b"\xff\xff")
+@pytest.mark.parametrize(
+    "odd", [b"\xff\xff", request(prompt_token_ids=pack(PROMPT) + b"\x80").SerializeToString()]
+)
+async def test_what_is_no_request_is_refused_and_leaves_nothing(rig: Rig, odd: bytes) -> None:
+    call = Call(odd)
     await pipeline.serve(rig.router, cast(Any, call))
     assert call.status is not None
     assert (call.status.code, call.status.stage) == (3, "router")
@@ -299,7 +304,7 @@ async def test_losses_are_told_and_counted_and_the_prompt_is_counted_once(rig: R
     first.give(1, cached=0)
     first.end(grpc.StatusCode.UNAVAILABLE, "engine_died")
     second = await rig.nth(other, 1)
-    assert list(second.work.prompt_token_ids) == [*PROMPT, 1]
+    assert prompt_of(second.work) == [*PROMPT, 1]
     (there,) = (w for w in rig.pool.workers.all() if w.id == other)
     assert [sent.prefill_tokens for sent in there.unseen] == [101], "what is made is to compute too"
     second.give(2, 3, finish=FINISH_LENGTH)
@@ -386,7 +391,7 @@ async def test_a_recall_is_no_loss(rig: Rig) -> None:
     second = await rig.nth("w", 2)
     assert rig.door.again == [ticket]
     assert rig.pool.log == ["stop w"]
-    assert list(second.work.prompt_token_ids) == [*PROMPT, 1]
+    assert prompt_of(second.work) == [*PROMPT, 1]
     second.give(2, 3, finish=FINISH_LENGTH)
     second.end()
     assert (await served.end()).code == 0
@@ -467,7 +472,7 @@ async def test_a_long_prompt_is_hashed_as_far_as_somebody_may_hold_it(
         return block_hashes(token_ids, *how)
 
     monkeypatch.setattr(chains, "block_hashes", counted)
-    served = rig.serve(request(prompt_token_ids=prompt))
+    served = rig.serve(request(prompt_token_ids=pack(prompt)))
     worker = await rig.nth("w", 1)
     worker.give(1, finish=FINISH_LENGTH)
     worker.end()
@@ -512,6 +517,18 @@ async def test_waiting_for_a_worker_ends_with_the_patience() -> None:
     rig.pool.worker("another")  # a change, but none that helps
     status = await served.end()
     assert (status.code, status.reason, status.stage) == (14, "no_worker", "router")
+
+
+async def test_nobody_waits_for_a_worker_of_a_model_that_was_removed() -> None:
+    rig = Rig(worker_patience_s=3600.0)
+    rig.models.names.add("m")
+    served = rig.serve(request())
+    await until(lambda: bool(rig.door.came))
+    rig.models.names.clear()
+    rig.pool.workers.poke()  # as the router does then
+    status = await served.end()
+    assert (status.code, status.reason, status.param) == (5, "model_not_found", "model")
+    assert rig.door.left == rig.door.came
 
 
 async def test_an_only_worker_is_tried_as_soon_as_its_pause_is_over(

@@ -8,14 +8,17 @@ import pytest
 
 from protos import router_pb2, worker_pb2
 from services.common.config import Settings
+from services.common.errors import PenstockError
 from services.common.link import LinkState
 from services.common.redis import connect
-from services.common.telemetry import Telemetry
+from services.common.served_models import Checkpoint, entry, forget
+from services.common.telemetry.telemetry import Telemetry
 from services.router import metrics
 from services.router.server import RouterService
+from tests.support.admission_ends import ticket
 from tests.support.scripted_workers import Pool
 from tests.support.transport import TRANSPORT
-from tests.support.waiting import until
+from tests.support.waiting import until, within
 
 
 @pytest.fixture
@@ -76,3 +79,22 @@ async def test_a_router_is_ill_when_its_admission_has_stopped_and_ends_all_that_
         service.check()
     await service.stop()
     await until(lambda: asyncio.all_tasks() <= before)
+
+
+async def test_when_a_model_is_removed_what_waits_for_it_hears_of_it(
+    service: RouterService, redis_url: str
+) -> None:
+    redis = connect(redis_url)
+    worker = entry(redis, service.settings, Checkpoint("m", "d", "t", "/m"))
+    await worker.start()
+    await service._models.start()
+    await service._admission.start()
+    waiting = asyncio.create_task(service._admission.admit(ticket()))
+    await until(lambda: service._admission.waiting("m"))
+    await forget(redis, service.settings, lambda one: one.model == "m")
+    with pytest.raises(PenstockError, match="the model 'm' does not exist"):
+        await within(5, waiting)
+    await service._models.stop()
+    await service._admission.stop()
+    await worker.stop()
+    await redis.aclose()

@@ -13,12 +13,14 @@ from protos.common_pb2 import FINISH_LENGTH, FINISH_PREFILL_DONE, FINISH_STOP
 from protos.router_pb2 import GenerateRequest
 from protos.worker_pb2 import WorkRequest
 from services.common.errors import PenstockError
+from services.common.packed_ids import pack
 from services.router import leg, legs
 from services.router.answer import Answer
 from services.router.breaker import State
 from services.router.leg import Way, WorkerLostError
 from services.router.placement import Plan
 from services.router.workers import Worker
+from tests.support.prompts import prompt_of
 from tests.support.scripted_workers import CHECKPOINT, Call, Opened, Pool
 from tests.support.waiting import until
 
@@ -48,7 +50,7 @@ class Run:
             caller=caller,
             model="m",
             checkpoint=CHECKPOINT,
-            prompt_token_ids=PROMPT,
+            prompt_token_ids=pack(PROMPT),
             sampling=common_pb2.Sampling(max_tokens=max_tokens, seed=7),
             generated_prefix=generated,
             pooling=pooling,
@@ -99,7 +101,7 @@ async def test_what_an_unsplit_worker_is_asked(pool: Pool) -> None:
         caller=run.answer.request.caller,
         model="m",
         checkpoint=CHECKPOINT,
-        prompt_token_ids=[*PROMPT, 900, 901],
+        prompt_token_ids=pack([*PROMPT, 900, 901]),
         generated_prefix=5,
         sampling=common_pb2.Sampling(max_tokens=3, seed=7),
         mode=WorkRequest.UNSPLIT,
@@ -108,7 +110,7 @@ async def test_what_an_unsplit_worker_is_asked(pool: Pool) -> None:
     assert (request.deadline, request.traceparent) == (run.way.deadline, "00-trace")
     assert [sent.prefill_tokens for sent in worker.unseen] == [24]
     assert run.answer.request.sampling.max_tokens == 5, "the request itself stays as it is"
-    assert list(run.answer.request.prompt_token_ids) == PROMPT
+    assert prompt_of(run.answer.request) == PROMPT
     run.task.cancel()
     await asyncio.wait([run.task])
     assert pool.log == ["stop w"]
@@ -263,7 +265,7 @@ async def test_what_the_two_workers_are_asked(pool: Pool) -> None:
     assert (target.address, target.host_id) == (workers["d"].replica.address, "far")
     assert not then.work.HasField("push_to")
     for work in (first.work, then.work):
-        assert list(work.prompt_token_ids) == [*PROMPT, 900]
+        assert prompt_of(work) == [*PROMPT, 900]
         assert (work.generated_prefix, work.sampling.max_tokens) == (1, 4)
     (queued,), (reserved,) = workers["p"].unseen, workers["d"].unseen
     assert (queued.prefill_tokens, reserved.prefill_tokens) == (24, 0)

@@ -11,6 +11,7 @@ from protos.common_pb2 import FINISH_LENGTH, PRIORITY_LOW
 from services.common.block_hash import block_hashes, tenant_salt
 from services.common.link import LinkState
 from services.router import metrics
+from tests.support.prompts import prompt_of
 from tests.support.waiting import until
 from tests.unit.router.test_requests_way import PROMPT, Rig, Served, request
 
@@ -65,7 +66,7 @@ async def test_what_is_not_held_is_computed_in_small_pieces_of_the_low_lane(rig:
         await piece(rig, count)
     assert await told(served) == (96, HELD), "a partial block is nobody's"
     works = [opened.work for opened in rig.pool.opened["w"]]
-    assert [len(work.prompt_token_ids) for work in works] == [48, 64, 80, 96]
+    assert [len(prompt_of(work)) for work in works] == [48, 64, 80, 96]
     assert {(work.caller.priority, work.sampling.max_tokens) for work in works} == {
         (PRIORITY_LOW, 1)
     }
@@ -78,7 +79,7 @@ async def test_it_is_dropped_when_a_request_of_the_model_comes(rig: Rig) -> None
     served = warm(rig)
     await piece(rig, 1)
     second = await rig.nth("w", 2)
-    assert len(second.work.prompt_token_ids) == 64
+    assert len(prompt_of(second.work)) == 64
     asked = rig.serve(request())
     assert await told(served) == (48, HELD)
     assert rig.pool.log[0] == "stop w", "before the request is on its worker"

@@ -14,6 +14,7 @@ from services.common.link import LinkState
 from services.common.peers import Peer
 from services.router.breaker import PROBE_S
 from services.router.workers import Workers
+from tests.support.block_counts import known
 from tests.support.scripted_workers import CHECKPOINT, Pool
 from tests.support.waiting import until
 
@@ -46,6 +47,40 @@ def peer() -> Peer:
     return Peer(replica, cast(Any, None))
 
 
+async def test_what_is_on_disk_is_told_apart(workers: Workers) -> None:
+    one, chain = peer(), blocks(0, 3000)
+    told = worker_pb2.WorkerNews.FromString(news(chain[:1000]))
+    told.below.add(stored=True, hashes=b"".join(chain[500:]))
+    told.below.add(stored=False, hashes=chain[2000])
+    workers._on_news(one, told.SerializeToString())
+    await until(lambda: workers._chores is None)
+    bit = workers._of(one).holder.bit
+    assert workers.index.match(chain) == {bit: 1000}
+    assert workers.index.match_below(chain) == {bit: (2000, 1000)}
+    piece = worker_pb2.WorkerNews()
+    piece.below.add(stored=True, hashes=chain[2000])
+    workers._on_news(one, piece.SerializeToString())
+    await until(lambda: workers._chores is None)
+    assert workers.index.match_below(chain) == {bit: (3000, 2000)}
+    workers._on_news(one, news(chain[:10], snapshot=True))
+    await until(lambda: workers._chores is None)
+    assert workers.index.match_below(chain) == {}
+    assert known(workers.index) == 10
+
+
+async def test_news_without_a_load_show_nothing_of_what_was_sent(workers: Workers) -> None:
+    one = peer()
+    worker, bare, load = workers._of(one), worker_pb2.WorkerNews(), worker_pb2.WorkerNews()
+    load.load.SetInParent()
+    worker.sent(100)
+    for _ in range(5):
+        workers._on_news(one, bare.SerializeToString())
+    assert len(worker.unseen) == 1
+    for left in (1, 0):
+        workers._on_news(one, load.SerializeToString())
+        assert len(worker.unseen) == left
+
+
 async def test_a_snapshot_forgets_what_was_known_and_what_was_still_to_be_taken_in(
     workers: Workers,
 ) -> None:
@@ -53,14 +88,14 @@ async def test_a_snapshot_forgets_what_was_known_and_what_was_still_to_be_taken_
     one = peer()
     old, new = blocks(0, 5000), blocks(10_000, 10)
     workers._on_news(one, news(old))
-    assert 0 < len(workers.index) < 5000
+    assert 0 < known(workers.index) < 5000
     workers._on_news(one, news(new, snapshot=True))
     await until(lambda: workers._chores is None)
     bit = workers._of(one).holder.bit
     assert workers.index.match(new) == {bit: 10}
     assert workers.index.match(old) == {}
     assert workers.index.match(old[2000:]) == {}
-    assert len(workers.index) == 10
+    assert known(workers.index) == 10
 
 
 def serving(workers: Workers, role: str, places: int, state: LinkState = LinkState.READY) -> Peer:
@@ -154,14 +189,14 @@ async def test_what_was_sent_counts_until_two_news_have_come() -> None:
     pool = Pool()
     worker = pool.worker("w")
     first = worker.sent(100)
-    pool.tell(worker.peer)
+    pool.tell(worker.peer, load=worker_pb2.Load())
     second = worker.sent(200)
     waits = worker.sent(300, until_answered=True)
     assert worker.unseen == [first, second, waits]
-    pool.tell(worker.peer)
+    pool.tell(worker.peer, load=worker_pb2.Load())
     assert worker.unseen == [second, waits]
     for _ in range(5):
-        pool.tell(worker.peer)
+        pool.tell(worker.peer, load=worker_pb2.Load())
     assert worker.unseen == [waits]
     other = worker.sent(400, until_answered=True)
     worker.answered(other)
@@ -187,15 +222,45 @@ async def test_news_are_taken_in_in_their_order_in_slices() -> None:
     events = [(True, many), (False, many[1:]), (True, many[2000:]), (False, many[2500:])]
     for peer in (one, other):
         pool.tell(peer, events=events)
-    assert len(pool.workers.index) <= 1024, "no more at once"
+    assert known(pool.workers.index) <= 1024, "no more at once"
     await until(lambda: pool.workers._chores is None)
     bits = {pool.workers._of(peer).holder.bit for peer in (one, other)}
     match = pool.workers.index.match
     assert match(many) == dict.fromkeys(bits, 1)
     assert match(many[2000:]) == dict.fromkeys(bits, 500)
-    assert len(pool.workers.index) == 501
+    assert known(pool.workers.index) == 501
     pool.tell(one, events=[(True, blocks(5000, 10))])
     assert match(blocks(5000, 10)) == {pool.workers._of(one).holder.bit: 10}, "few at once"
+
+
+async def test_what_is_on_ones_disk_holds_up_nothing_that_is_on_a_device(
+    workers: Workers,
+) -> None:
+    """A worker that is attached with a full disk tells of a million blocks at once."""
+    first, second, third = (serving(workers, "both", places) for places in (1, 2, 3))
+    disks = {peer: blocks(n * 10_000, 4000) for n, peer in enumerate((first, second), 1)}
+    for peer, held in disks.items():
+        told = worker_pb2.WorkerNews()
+        told.below.add(stored=True, hashes=b"".join(held))
+        workers._on_news(peer, told.SerializeToString())
+    chain = blocks(0, 1000)
+    workers._on_news(third, news(chain))
+    await asyncio.sleep(0)
+    assert workers.index.match(chain) == {workers._of(third).holder.bit: 1000}
+    while workers._chores is not None:
+        come = [len(workers._of(peer).holder.below) for peer in (first, second)]
+        assert abs(come[0] - come[1]) <= 2048, "in turns"
+        await asyncio.sleep(0)
+    for peer, held in disks.items():
+        assert workers.index.match_below(held) == {workers._of(peer).holder.bit: (4000, 4000)}
+
+
+async def test_a_device_with_many_blocks_holds_up_no_other(workers: Workers) -> None:
+    first, second = (serving(workers, "both", places) for places in (1, 2))
+    workers._on_news(first, news(blocks(10_000, 5000)))
+    workers._on_news(second, news(blocks(0, 10)))
+    await asyncio.sleep(0)
+    assert workers.index.match(blocks(0, 10)) == {workers._of(second).holder.bit: 10}
 
 
 async def test_what_a_worker_held_goes_with_it() -> None:
@@ -211,7 +276,7 @@ async def test_what_a_worker_held_goes_with_it() -> None:
     assert pool.workers.index.match(held) == {pool.workers._of(other).holder.bit: 1}
     assert [w.id for w in pool.workers.all()] == ["other"]
     await until(lambda: pool.workers._chores is None)
-    assert len(pool.workers.index) == 1
+    assert known(pool.workers.index) == 1
     assert pool.workers.models() == {"m"}
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from protos.common_pb2 import Message, Passage
-from services.common.content import said
-from services.tokenizer.models import ServedModel, load
+from services.common.text.content import said
+from services.tokenizer.checkpoints.models import ServedModel, load
 from tests.support.served import checkpoint_of
 from tests.support.tokenizers import CHAT_TEMPLATE, write_tokenizer
 

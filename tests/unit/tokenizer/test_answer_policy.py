@@ -7,6 +7,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,12 +22,12 @@ from protos.common_pb2 import (
 from protos.tokenizer_pb2 import PromptPlan, TextDelta
 from protos.worker_pb2 import TokenDelta
 from services.common.policy import Policy, load_rules
-from services.tokenizer.answer_policy import AnswerPolicy
-from services.tokenizer.answer_shape import KNOWN_MARKS, Reasoning, Shape
-from services.tokenizer.context import Prompt
-from services.tokenizer.detokenizer import detokenizer_factory
-from services.tokenizer.output import CannotResumeError, Output
-from services.tokenizer.token_texts import TokenTexts
+from services.tokenizer.answers.answer_policy import AnswerPolicy
+from services.tokenizer.answers.answer_shape import KNOWN_MARKS, Reasoning, Shape
+from services.tokenizer.answers.detokenizer import detokenizer_factory
+from services.tokenizer.answers.output import CannotResumeError, Output
+from services.tokenizer.answers.token_texts import TokenTexts
+from services.tokenizer.prompts.context import Prompt
 from services.tokenizer.tool_parsers.hermes import HermesReader
 from tests.support.resumes import resume_of
 from tests.support.tokenizers import byte_level
@@ -34,7 +35,7 @@ from tests.support.tokenizers import byte_level
 TOKENIZER = byte_level()
 NEW = detokenizer_factory(TOKENIZER)
 TEXTS = TokenTexts(TOKENIZER)
-PROMPT = Prompt([1], 100, PromptPlan(window=512), b"digest", "checkpoint")
+PROMPT = Prompt(np.array([1], np.uint32), 100, PromptPlan(window=512), b"digest", "checkpoint")
 CARD = "4111 1111 1111 1111"
 BOTH = ["output", "tool_arguments"]
 RULES = (

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
-from services.tokenizer.bound import bytes_per_token
-from services.tokenizer.encode import PromptEncoder
+from services.tokenizer.prompts.bound import bytes_per_token
+from services.tokenizer.prompts.encode import PromptEncoder
 from tests.support import tokenizers as kinds
 
 PLAIN, COMPOSING = kinds.byte_level(), kinds.byte_level()

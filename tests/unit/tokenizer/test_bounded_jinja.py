@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from services.tokenizer import bounded_jinja
-from services.tokenizer.bounded_jinja import BoundedTemplate, TooMuchError
-from services.tokenizer.template import ChatTemplate, NotRenderableError
+from services.tokenizer.templates import bounded_jinja
+from services.tokenizer.templates.bounded_jinja import BoundedTemplate, TooMuchError
+from services.tokenizer.templates.template import ChatTemplate, NotRenderableError
 from tests.unit.tokenizer.test_chat_template import chat, tokenizer
 
-GROWS = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = GROWN %}{% endfor %}"
+GROWS = (
+    "{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(x='ab') %}"
+    "{% for i in range(60) %}{% set ns.x = GROWN %}{% endfor %}"
+)
 
 
 @pytest.mark.parametrize(
@@ -30,10 +33,21 @@ GROWS = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = G
                 "ns.x|replace('a', ns.x)",
                 "[ns.x, ns.x]|join(',')",
                 "ns.x.join([ns.x, ns.x])",
+                "'%s%s' % (ns.x, ns.x)",
+                "'%(a)s%(a)s' % {'a': ns.x}",
+                "'%s%s' | format(ns.x, ns.x)",
+                "'{}{}'.format(ns.x, ns.x)",
+                "'{a}{a}'.format_map({'a': ns.x})",
+                "twice(ns.x)",
             )
         ),
         "{{ 'x' * 10**10 }}",
         "{{ 2 ** (10 ** 10) }}",
+        "{{ 2 ** 5000 }}",
+        "{% set x = 2 ** 3000 %}{{ x * x }}",
+        "{% set x = '9' * 2000 %}{{ (x|int) // 3 }}",
+        "{{ ([0] * 2000000)|length }}",
+        "{% set x = [0] * 1000000 %}{{ (x + x)|length }}",
         "{{ '%1000000000d' % 5 }}",
         "{{ '%*d' % (10**9, 5) }}",
         "{{ '%1000000000d'|format(5) }}",
@@ -98,7 +112,7 @@ def test_a_client_hears_that_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_long_chat_says_nothing_of_short_ones() -> None:
-    template = ChatTemplate(tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}"))
+    template = ChatTemplate(tokenizer("{% for m in messages %}{{ m.content | upper }}{% endfor %}"))
     template._plain.slowest_s = 0.0
     template.render(chat(*[("user", "Hello there")] * 5000))
     assert template._plain.slowest_s == 0.0
@@ -124,8 +138,8 @@ def test_finding_what_is_refused_takes_no_longer_than_a_rendering(
 
     template = ChatTemplate(tokenizer(source))
     monkeypatch.setattr(BoundedTemplate, "render", render)
-    for budget_s, index, count in ((60.0, 1, 6), (0.0, None, 1)):
-        monkeypatch.setattr("services.tokenizer.template.BUDGET_S", budget_s)
+    for budget_s, index, count in ((60.0, 1, 7), (0.0, None, 1)):  # one of them traced, once
+        monkeypatch.setattr("services.tokenizer.templates.template.BUDGET_S", budget_s)
         tries.clear()
         with pytest.raises(NotRenderableError, match="No tools here") as refused:
             template.render(talk)

@@ -3,6 +3,7 @@ checkpoints of a name the one that its workers stand for is chosen."""
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,10 @@ from services.common.config import Settings
 from services.common.discovery import Directory, Registration, Replica
 from services.common.errors import PenstockError
 from services.common.redis import Redis
-from services.common.served_models import READING, Checkpoint, ServedModels
-from services.tokenizer import catalog as module
-from services.tokenizer.catalog import Catalog
-from services.tokenizer.pools import Pools
+from services.common.served_models import READING, Checkpoint, ServedModels, adapted
+from services.tokenizer.checkpoints import catalog as module
+from services.tokenizer.checkpoints.catalog import Catalog
+from services.tokenizer.checkpoints.pools import Pools
 from tests.support.served import checkpoint_of, listing
 from tests.support.tokenizers import write_tokenizer
 from tests.support.waiting import until
@@ -91,8 +92,77 @@ async def test_models_come_and_go_with_their_workers(
     assert not await missing(catalog, "first"), "its own is not"
     assert not await missing(catalog, "second"), "its worker renews it"
     await second.stop()
-    await served_models.forget(redis, settings, "second".__eq__)
+    await served_models.forget(redis, settings, lambda one: one.model == "second")
     await until(lambda: missing(catalog, "second"), 10)
+
+
+async def test_an_adapter_is_its_model_by_another_name(
+    redis: Redis,
+    settings: Settings,
+    catalog: Catalog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Read once: window, room and standing are the model's."""
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(module, "_RETRY_S", (0.1,))
+    base = checkpoint(tmp_path, "base")
+    served = adapted(base, "pirate", "d1")
+    await listing(redis, settings, served)
+    with pytest.raises(PenstockError) as refused:
+        await catalog.find("pirate")
+    assert refused.value.reason == "model_not_read"
+    await listing(redis, settings, base)
+    worker = worker_of(redis, settings, base, max_model_len="100")
+    await worker.start()
+
+    async def read() -> bool:
+        return {one.name: one.parent for one in await catalog.all()} == {
+            "base": "",
+            "pirate": "base",
+        }
+
+    await until(read, 10)
+    found, own = await catalog.find("pirate"), await catalog.find("base")
+    assert found.tokenizer is own.tokenizer
+    assert (found.routed_as, found.checkpoint) == ("base", served.digest)
+    assert served.digest not in (base.digest, adapted(base, "pirate", "d2").digest)
+    await until(lambda: window_is(catalog, "pirate", 100), 10)
+    assert (await catalog.exactly("pirate", served.digest)).name == "pirate"
+
+
+async def test_an_adapter_does_not_wait_for_a_model_that_is_read_no_more(
+    redis: Redis,
+    settings: Settings,
+    catalog: Catalog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That was served no more amid its first reading, and is again."""
+    monkeypatch.setattr(module, "_RETRY_S", (0.02,))
+    load, go_on = module.load, threading.Event()
+    monkeypatch.setattr(module, "load", lambda *given: (go_on.wait(), load(*given))[1])
+    base = checkpoint(tmp_path, "base")
+    served = adapted(base, "pirate", "d1")
+    entry = await listing(redis, settings, base)
+    try:
+        await until(lambda: str(base) in catalog._readings, 10)
+        adapter = await listing(redis, settings, served)
+        await until(lambda: str(served) in catalog._readings, 10)
+        await entry.stop()
+        await until(lambda: str(base) not in catalog._readings, 10)
+        reading = catalog._readings[str(served)]
+        await until(lambda: reading.why_not.endswith("its model 'base' is not read"), 10)
+    finally:
+        go_on.set()
+    entry = await listing(redis, settings, base)
+    await until(lambda: reading.model is not None, 10)
+    for each in (entry, adapter):
+        await each.stop()
+
+
+async def window_is(catalog: Catalog, name: str, tokens: int) -> bool:
+    return (await catalog.find(name)).window == tokens
 
 
 async def test_models_of_lost_workers_stay_known(

@@ -13,17 +13,17 @@ from transformers import PreTrainedTokenizerFast
 
 from protos.common_pb2 import Sampling, TokenIds
 from protos.tokenizer_pb2 import Chat, PromptRequest
-from services.common.content import text_of
 from services.common.errors import PenstockError
-from services.tokenizer.context import (
+from services.common.text.content import text_of
+from services.tokenizer.checkpoints.models import ServedModel
+from services.tokenizer.prompts.context import (
     _Candidate,
     _cuttable,
     _most_that_fits,
     assemble,
     least_output,
 )
-from services.tokenizer.encode import PromptEncoder
-from services.tokenizer.models import ServedModel
+from services.tokenizer.prompts.encode import PromptEncoder
 from tests.support.tokenizers import BOS, CHAT_TEMPLATE, EOS
 from tests.unit.tokenizer.conftest import MakeModel, messages, passages
 
@@ -54,7 +54,7 @@ def test_the_ids_are_those_of_transformers(model: ServedModel) -> None:
         documents=[{"title": "Title 1", "text": "It is water."}],
         add_generation_prompt=True,
     )
-    assert assemble(model, request).token_ids == expected["input_ids"]
+    assert assemble(model, request).token_ids.tolist() == expected["input_ids"]
 
 
 def test_a_plan_by_hand(make_model: MakeModel) -> None:
@@ -91,7 +91,7 @@ def test_the_marks_that_stand_for_contents_may_stand_in_contents(model: ServedMo
         "<|documents|>[1] Title 1\n\ue0001\ue001 <|eos|><|eos|>"
         "<|user|>a \ue0000\ue001 b \ue00099\ue001 \ue000<|eos|><|assistant|>"
     )
-    assert prompt.token_ids.count(2) == 3  # <|eos|>
+    assert prompt.token_ids.tolist().count(2) == 3  # <|eos|>
 
 
 # ---- cutting --------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_the_hopelessly_long_is_refused_before_it_is_tokenized(model: ServedMode
     assert lengths == []
     assert assemble(counted, chat([("user", "hi")], (huge,))).plan.passages_dropped == 1
     assert max(lengths) < 1000
-    assert assemble(counted, chat([("user", " " * 10), ("user", "hi")])).token_ids
+    assert assemble(counted, chat([("user", " " * 10), ("user", "hi")])).token_ids.size
 
 
 def test_what_is_too_long_is_tokenized_once(model: ServedModel) -> None:
@@ -262,7 +262,7 @@ def test_roles_and_names_are_checked(model: ServedModel, make_model: MakeModel) 
         named.chat.messages[1].name = name
         assert refusal(model, named).param == "messages[1].name"
     named.chat.messages[1].name = "Ann_b-2"
-    assert assemble(model, named).token_ids
+    assert assemble(model, named).token_ids.size
     assert refusal(model, chat([])).param == "messages"
     assert refusal(make_model(64, None), chat([("user", "a")])).param == "model"
 
@@ -292,7 +292,7 @@ def test_a_template_s_refusal_of_a_content_is_told_without_it(make_model: MakeMo
 
 def test_text_is_tokenized_as_it_is(model: ServedModel) -> None:
     prompt = assemble(model, PromptRequest(text="The <|eos|> water"))
-    assert prompt.token_ids == model.tokenizer.encode("The <|eos|> water").ids
+    assert prompt.token_ids.tolist() == model.tokenizer.encode("The <|eos|> water").ids
     assert prompt.plan.user == len(prompt.token_ids)
     assert prompt.max_tokens == 512 - len(prompt.token_ids)
 
@@ -306,7 +306,7 @@ def test_what_the_tokenizer_adds_is_the_templates_in_the_plan(model: ServedModel
         PromptRequest(text="The water"),
     )
     own = model.tokenizer.encode("The water").ids
-    assert prompt.token_ids == [1, *own, 2]
+    assert prompt.token_ids.tolist() == [1, *own, 2]
     assert (prompt.plan.user, prompt.plan.template) == (len(own), 2)
 
 
@@ -353,7 +353,7 @@ def test_an_open_output_keeps_an_eighth_of_the_window_and_at_most_256(model: Ser
 def test_ids_are_used_as_they_are_and_checked(model: ServedModel) -> None:
     good = PromptRequest(token_ids=TokenIds(ids=[5, 319, 0]), sampling=Sampling(max_tokens=7))
     prompt = assemble(model, good)
-    assert (prompt.token_ids, prompt.max_tokens, prompt.plan.user) == ([5, 319, 0], 7, 3)
+    assert (prompt.token_ids.tolist(), prompt.max_tokens, prompt.plan.user) == ([5, 319, 0], 7, 3)
     bad = PromptRequest(token_ids=TokenIds(ids=[5, 320]))
     assert refusal(model, bad).param == "prompt[1]"
 

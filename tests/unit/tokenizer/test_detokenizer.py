@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from services.tokenizer.detokenizer import detokenizer_factory
+from services.tokenizer.answers.detokenizer import detokenizer_factory
 from tests.support import tokenizers as kinds
 
 KINDS = ["byte_level", "metaspace", "unigram", "wordpiece"]

@@ -24,11 +24,11 @@ from protos.common_pb2 import (
     Tool,
     ToolCall,
 )
-from protos.tokenizer_pb2 import Chat, PromptRequest
+from protos.tokenizer_pb2 import Chat, Pool, PromptRequest
 from services.common.policy import Policy, PolicyFile, Verdict, load_rules, read_policy
 from services.common.policy.metrics import FILE_GOOD
 from services.common.policy.trial import trial
-from services.tokenizer.subjects import edit, subjects
+from services.tokenizer.prompts.subjects import edit, subjects
 from tests.support.tokenizers import byte_level
 from tests.support.waiting import until
 from tests.unit.tokenizer.conftest import messages, passages
@@ -160,6 +160,18 @@ def test_our_own_ids_of_calls_say_nothing() -> None:
         message = Message(role="tool", tool_call_id=id)
         request = PromptRequest(chat=Chat(messages=[message]))
         assert refused(policy({"name": "c", "pii": ["card"]}), request) == wanted
+
+
+def test_inputs_of_numbers_are_read_once() -> None:
+    made = policy({"name": "secret", "pattern": "top secret", "where": ["input"]})
+    request = PromptRequest(
+        pool=Pool(inputs=[Pool.Input(text="fine"), Pool.Input(text="TOP secret")])
+    )
+    assert refused(made, request) == ("secret", "inputs[1]")
+    request.pool.judged = True
+    assert refused(made, request) is None, "a document's, which are no prompt"
+    request.pool.queries.add(text="top secret")
+    assert refused(made, request) == ("secret", "queries[0]")
 
 
 def test_completions_are_checked_as_text_and_as_ids() -> None:

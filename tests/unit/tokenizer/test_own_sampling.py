@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from protos.common_pb2 import Sampling
-from services.tokenizer.own_sampling import fill, read_own
+from services.tokenizer.checkpoints.own_sampling import fill, read_own
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from services.common.config import Settings
 from services.common.discovery import Registration, Replica
 from services.common.redis import connect
-from services.tokenizer.pools import Pools, Standing
+from services.tokenizer.checkpoints.pools import Pools, Standing
 from tests.support.waiting import until
 
 

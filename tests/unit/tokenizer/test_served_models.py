@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from services.common.checkpoint import digest
+from services.common.checkpoints.checkpoint import digest
 from services.common.config import ModelSpec
 from services.common.served_models import Checkpoint
-from services.tokenizer.models import _tokenizer, load
+from services.tokenizer.checkpoints.models import _tokenizer, load
 from tests.support.served import checkpoint_of
 from tests.support.tokenizers import byte_level, write_tokenizer
 

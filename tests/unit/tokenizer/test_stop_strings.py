@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.tokenizer.stop import StopStrings
+from services.tokenizer.answers.stop import StopStrings
 
 letters = st.text("ab\n", max_size=24)
 stop_lists = st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=4)

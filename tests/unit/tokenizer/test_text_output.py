@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,17 +12,17 @@ from tokenizers import Tokenizer
 from protos.common_pb2 import FINISH_LENGTH, FINISH_NONE, FINISH_STOP, TokenLogprobs, Usage
 from protos.tokenizer_pb2 import PromptPlan, TextDelta, TextLogprob
 from protos.worker_pb2 import TokenDelta
-from services.tokenizer.context import Prompt
-from services.tokenizer.detokenizer import detokenizer_factory
-from services.tokenizer.output import CannotResumeError, Output
-from services.tokenizer.token_texts import TokenTexts
+from services.tokenizer.answers.detokenizer import detokenizer_factory
+from services.tokenizer.answers.output import CannotResumeError, Output
+from services.tokenizer.answers.token_texts import TokenTexts
+from services.tokenizer.prompts.context import Prompt
 from tests.support.resumes import resume_of
 from tests.support.tokenizers import byte_level, metaspace, unigram, wordpiece
 
 TOKENIZER = byte_level()
 NEW = detokenizer_factory(TOKENIZER)
 PLAN = PromptPlan(window=512, user=9)
-PROMPT = Prompt(list(range(9)), 100, PLAN, b"digest", "checkpoint")
+PROMPT = Prompt(np.arange(9, dtype=np.uint32), 100, PLAN, b"digest", "checkpoint")
 
 
 def ids(text: str) -> list[int]:
@@ -233,7 +234,7 @@ def test_an_answer_that_was_begun_otherwise_is_not_gone_on_with(
 
 def logprobs_of(tokenizer: Tokenizer, token_ids: list[int], echo: str) -> TextDelta:
     """Of an answer that repeats its prompt."""
-    prompt = Prompt(token_ids, 100, PLAN, b"digest", "checkpoint")
+    prompt = Prompt(np.array(token_ids, np.uint32), 100, PLAN, b"digest", "checkpoint")
     new = detokenizer_factory(tokenizer)
     out = Output(new(), ("gateway, the z",), prompt, texts=TokenTexts(tokenizer), echo=echo)
     told = [TokenLogprobs(logprob=-1)] * len(token_ids)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.tokenizer.answer_shape import Reasoning, ReasoningMarks, Shape
+from services.tokenizer.answers.answer_shape import Reasoning, ReasoningMarks, Shape
 from services.tokenizer.tool_parsers import CallReader, way_of
 from services.tokenizer.tool_parsers.demo import Demo
 from services.tokenizer.tool_parsers.hermes import Hermes, HermesReader

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from protos.common_pb2 import (
@@ -23,16 +24,16 @@ from protos.common_pb2 import (
 )
 from protos.tokenizer_pb2 import Chat, PromptPlan, PromptRequest, Resume
 from protos.worker_pb2 import TokenDelta
-from services.common.content import said
 from services.common.errors import PenstockError
 from services.common.policy import Policy, load_rules
-from services.tokenizer.answer_shape import ReasoningMarks
-from services.tokenizer.constraint import constraint_of, shape_of
-from services.tokenizer.context import Prompt, assemble
-from services.tokenizer.models import Parsers, ServedModel, load
-from services.tokenizer.output import CannotResumeError, Output
-from services.tokenizer.subjects import subjects
-from services.tokenizer.token_texts import TokenTexts
+from services.common.text.content import said
+from services.tokenizer.answers.answer_shape import ReasoningMarks
+from services.tokenizer.answers.output import CannotResumeError, Output
+from services.tokenizer.answers.token_texts import TokenTexts
+from services.tokenizer.checkpoints.models import Parsers, ServedModel, load
+from services.tokenizer.prompts.constraint import constraint_of, shape_of
+from services.tokenizer.prompts.context import Prompt, assemble
+from services.tokenizer.prompts.subjects import subjects
 from services.tokenizer.tool_parsers.hermes import Hermes
 from services.tokenizer.tool_parsers.llama3 import Llama3
 from services.tokenizer.tool_parsers.mistral import Mistral
@@ -44,7 +45,7 @@ from services.worker.pipeline import _constraint
 from tests.support.served import checkpoint_of
 
 FOLDER = Path(__file__).parents[3] / "models" / "demo"
-PROMPT = Prompt([1], 9, PromptPlan(), b"", "")
+PROMPT = Prompt(np.array([1], np.uint32), 9, PromptPlan(), b"", "")
 FIND = Tool(
     name="find",
     description="Finds things.",

@@ -10,12 +10,12 @@ import pytest
 from protos.common_pb2 import FINISH_STOP, Message, Passage, Usage
 from protos.tokenizer_pb2 import Chat, PromptRequest
 from services.common.config import TokenizerSettings
-from services.common.content import said
 from services.common.errors import unavailable
 from services.common.redis import Redis
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
+from services.common.text.content import said
 from services.tokenizer import metrics
-from services.tokenizer.models import ServedModel
+from services.tokenizer.checkpoints.models import ServedModel
 from services.tokenizer.warming.known import Known, known
 from services.tokenizer.warming.payoff import Payoff, conversation
 from services.tokenizer.warming.warming import Warming

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.engine import kv_payload
+from services.worker.engine.kv import payload as kv_payload
 from tests.unit.worker.split_rig import Split, two_workers
 
 

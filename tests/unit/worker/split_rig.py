@@ -7,9 +7,7 @@ from typing import Any
 
 from protos import worker_pb2
 from services.common.discovery import host_id
-from services.worker.engine import (
-    Request,
-)
+from services.worker.engine import Request
 from tests.support.waiting import until
 from tests.unit.worker.worker_rig import (
     Answer,

@@ -7,6 +7,7 @@ import pytest
 
 from services.common.config import ModelSpec, Settings
 from services.worker import engine_config as module
+from services.worker.engine.config import EngineConfig
 from services.worker.engine_config import engine_config
 
 SPLIT = {"prefill": {"replicas": 1}, "decode": {"replicas": 2}}
@@ -75,6 +76,20 @@ def test_packed_weights_lie_in_the_data_directory_or_as_told(
     assert place(packed_dir="") is None
 
 
+def test_blocks_on_disk_lie_in_the_data_directory_under_the_checkpoints_digest(
+    tmp_path: Path,
+) -> None:
+    def config(digest: str = "", **worker: Any) -> EngineConfig:
+        settings = Settings(worker=worker, data_dir=tmp_path)
+        return engine_config(settings, str(tmp_path), digest)
+
+    assert config().kv_disk_dir is None
+    found = config("ab12", kv_disk_dir="kv", kv_disk_bytes=7)
+    assert found.kv_disk_dir == str(tmp_path / "kv")
+    assert (found.kv_disk_bytes, found.checkpoint) == (7, "ab12")
+    assert config(kv_disk_dir="/elsewhere").kv_disk_dir == "/elsewhere"
+
+
 @pytest.mark.parametrize(
     ("worker", "guesses"),
     [
@@ -94,3 +109,29 @@ def test_tokens_are_guessed_where_steps_do_not_overlap_and_decode(
     config = engine_config(Settings(worker=worker), str(tmp_path))
     assert config.speculation == guesses
     assert config.draft_model == ("." if guesses == "draft" else None)
+
+
+@pytest.mark.parametrize(
+    ("worker", "told"),
+    [
+        ({}, "'PACK' says where ranks are, and tensor_parallel is 1"),
+        (
+            {"tensor_parallel": 2, "device": "cuda", "ray": {"num_gpus": 1}},
+            "ray must ask for num_gpus 2, as many as tensor_parallel, and asks for 1",
+        ),
+    ],
+)
+def test_strategies_that_place_nothing_are_refused(
+    tmp_path: Path, worker: dict[str, Any], told: str
+) -> None:
+    settings = Settings(worker={"placement_group_strategy": "PACK", **worker})
+    with pytest.raises(ValueError, match=told):
+        engine_config(settings, str(tmp_path))
+
+
+def test_ranks_on_several_hosts_need_ray() -> None:
+    from services.worker.seats import Seats
+
+    worker = {"tensor_parallel": 2, "placement_group_strategy": "SPREAD"}
+    with pytest.raises(ValueError, match="'SPREAD': Ray gives ranks their hosts, and this worker"):
+        Seats(Settings(worker=worker))

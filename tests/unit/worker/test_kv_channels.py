@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from protos import worker_pb2, worker_pb2_grpc
-from services.common import certificates
-from services.common.certificates import CertificateFiles
+from services.common.locks import certificates
+from services.common.locks.certificates import CertificateFiles
 from services.common.transport import Transport
 from services.worker.kv_sender import Channels
 from tests.support.authority import Authority

@@ -12,7 +12,8 @@ from services.common.errors import PenstockError
 from services.common.grpc_options import KEEPALIVE_ALLOWED
 from services.common.transport import listen
 from services.worker import kv_receiver, kv_sender
-from services.worker.engine import KvBlocks, kv_payload
+from services.worker.engine import KvBlocks
+from services.worker.engine.kv import payload as kv_payload
 from services.worker.kv_receiver import KvReceiver
 from services.worker.kv_sender import Channels, KvSender
 from tests.support.proxy import proxy_to

@@ -9,10 +9,7 @@ import pytest
 
 from protos import worker_pb2, worker_pb2_grpc
 from services.worker import kv_receiver
-from services.worker.engine import (
-    FinishReason,
-    KvReserved,
-)
+from services.worker.engine import FinishReason, KvReserved
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 from tests.unit.worker.split_rig import Split

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -12,8 +13,9 @@ import pytest
 from protos import common_pb2, worker_pb2
 from services.common.block_hash import tenant_salt
 from services.common.errors import PenstockError
+from services.common.packed_ids import pack
 from services.common.served_models import Checkpoint
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.worker import pipeline
 from services.worker.engine import (
     EngineDied,
@@ -76,6 +78,7 @@ def stage_of(engine: Engine) -> pipeline.Stage:
     return pipeline.Stage(
         checkpoint=Checkpoint("tiny", "own", "", "/tiny"),
         kv_format="f",
+        adapters=cast(Any, SimpleNamespace(digests=["own and pirate"])),
         engine=fake_engine,
         sequences=Sequences(fake_engine),
         turns=Turns(),
@@ -92,8 +95,33 @@ async def serve(engine: Engine, call: Call) -> None:
 
 
 def work(**fields: Any) -> bytes:
-    fields = {"checkpoint": "own", **fields}
-    return Work(model="tiny", prompt_token_ids=[3, 4], **fields).SerializeToString()
+    fields = {"checkpoint": "own", "prompt_token_ids": pack([3, 4]), **fields}
+    return Work(model="tiny", **fields).SerializeToString()
+
+
+async def test_a_request_of_a_checkpoint_with_an_adapter_is_computed_with_it() -> None:
+    engine = Engine()
+    tasks = [
+        asyncio.create_task(serve(engine, Call(work(checkpoint=checkpoint))))
+        for checkpoint in ("own", "own and pirate")
+    ]
+    await until(lambda: len(engine.added) == 2)
+    assert [one.adapter for one in engine.added] == ["", "own and pirate"]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    call = Call(work(checkpoint="own and lawyer"))
+    await serve(engine, call)
+    assert call.ends[0][0].reason == "other_checkpoint"
+
+
+async def test_a_prompt_that_is_no_ids_is_refused_by_name() -> None:
+    call = Call(work(prompt_token_ids=pack([3, 4]) + b"\x80"))
+    engine = Engine()
+    await serve(engine, call)
+    ((status, _),) = call.ends
+    assert (status.code, status.param, status.stage) == (3, "prompt_token_ids", "worker")
+    assert not engine.added
 
 
 async def test_what_nobody_expected_is_an_internal_error_and_no_success() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from services.common.config import ModelSpec, Settings
 from services.common.errors import PenstockError
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.worker import server
 from services.worker.engine import Load, Request, Sampling, StepOutput
 from services.worker.news import News
@@ -44,7 +44,7 @@ def service(clock: Clock, tmp_path: Any) -> WorkerService:
     made = WorkerService(settings, NO_REDIS, Telemetry("worker", "w"), "w")
     engine = made._engine = cast(Any, SimpleNamespace(running=True, add=lambda request: None))
     made._sequences = Sequences(engine)
-    made._news = News(cast(Any, type("Info", (), {"num_blocks": 1, "block_size": 16})()), 1)
+    made._news = News(cast(Any, type("Info", (), {"token_blocks": 1, "block_size": 16})()), 1)
     made._receiver = cast(Any, None)
     made._links = cast(Any, type("Links", (), {"broadcast": lambda self, news: None})())
     made._on_step(StepOutput(1, 0, 0, LOAD, pending=1))

@@ -13,12 +13,8 @@ import pytest
 from protos import common_pb2, worker_pb2
 from services.common.discovery import host_id
 from services.common.transport import listen
-from services.worker.engine import (
-    FinishReason,
-    KvBlocks,
-    RequestError,
-    kv_payload,
-)
+from services.worker.engine import FinishReason, KvBlocks, RequestError
+from services.worker.engine.kv import payload as kv_payload
 from tests.support.transport import TRANSPORT
 from tests.support.waiting import until
 from tests.unit.worker.split_rig import Split, two_workers

@@ -11,10 +11,10 @@ import pytest
 from prometheus_client import REGISTRY
 
 from protos import common_pb2
-from services.common.checkpoint import digest
+from services.common.checkpoints.checkpoint import digest
 from services.common.config import ModelSpec, Settings
 from services.common.errors import PenstockError
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.worker.engine import (
     FinishReason,
     KvBlocks,
@@ -22,8 +22,8 @@ from services.worker.engine import (
     PrefillChunk,
     RequestError,
     Timeline,
-    kv_payload,
 )
+from services.worker.engine.kv import payload as kv_payload
 from services.worker.metrics import Meter
 from services.worker.server import WorkerService
 from tests.support.waiting import until
@@ -58,6 +58,9 @@ async def test_the_engine_and_the_registry_are_told_the_settings(tmp_path: Path)
         "target_itl_ms": 12.5,
         "max_running": 5,
         "threads": 3,
+        "max_adapters": 4,
+        "max_step_adapters": 2,
+        "max_adapter_rank": 32,
     }
     async with running_worker(tmp_path, role="decode", **options) as worker:
         config = worker.engine.config
@@ -81,6 +84,7 @@ async def test_the_engine_and_the_registry_are_told_the_settings(tmp_path: Path)
             "block_size": "16",
             "max_running": "5",
             "max_model_len": "640",
+            "adapters": "",
         }
         assert worker.news[0].load.max_running == 5
 
@@ -93,6 +97,12 @@ async def test_rounded_weights_are_registered_as_another_checkpoint(tmp_path: Pa
         assert told["quantization"] == "int8"
         assert told["digest"] == digest(tmp_path, "int8") != digest(tmp_path)
         assert told["kv_format"].startswith(told["digest"])
+
+
+async def test_a_kv_format_reaches_the_engine(tmp_path: Path) -> None:
+    async with running_worker(tmp_path, kv_format="int8") as worker:
+        assert worker.engine.config.kv_format == "int8"
+        assert worker.service.describe()["digest"] == digest(tmp_path)
 
 
 async def test_without_a_limit_the_checkpoints_own_holds(worker: Worker) -> None:

@@ -12,9 +12,10 @@ import pytest
 from protos import common_pb2, worker_pb2
 from services.common.config import ModelSpec, RouterSettings, Settings
 from services.common.link import End, LinkClient, LinkRequest
+from services.common.packed_ids import pack
 from services.common.redis import connect
 from services.common.service import SERVER_OPTIONS
-from services.common.telemetry import Telemetry
+from services.common.telemetry.telemetry import Telemetry
 from services.common.transport import listen
 from services.worker import server
 from services.worker.engine import (
@@ -188,7 +189,12 @@ class Worker:
 
     def open(self, **fields: Any) -> Answer:
         own = self.service._checkpoint.digest
-        work = {"model": "tiny", "checkpoint": own, "prompt_token_ids": range(3, 43), **fields}
+        work = {
+            "model": "tiny",
+            "checkpoint": own,
+            "prompt_token_ids": pack(range(3, 43)),
+            **fields,
+        }
         return Answer(self.link, Work(**work))
 
 

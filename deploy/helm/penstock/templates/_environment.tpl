@@ -77,6 +77,10 @@ in place instead of a new cluster of pods.
   value: "1"
 - name: PENSTOCK_WORKER__PACKED_DIR  # no folder is shared with another worker: it packs in memory
   value: ""
+{{- if .Values.kvDisk.enabled }}
+- name: PENSTOCK_WORKER__KV_DISK_DIR  # below the volume, whose own folder is root's
+  value: /var/cache/penstock-kv/blocks
+{{- end }}
 - name: TRITON_CACHE_DIR
   value: /var/cache/penstock/triton
 - name: TORCHINDUCTOR_CACHE_DIR
@@ -117,7 +121,7 @@ worker. What the chart derives from other values cannot be set twice. Call with 
 (list . "services"), (list . "model"), or (list . "cli"), whose doctor looks at all of them.
 */}}
 {{- define "penstock.settings" -}}
-{{- $derived := "^(BIND_HOST|ADVERTISE_HOST|DATA_DIR|BLOBS_URL|NAMESPACE|TLS_DIR|INTERNAL_SECRET.*|RAY_TOKEN.*|REDIS_.*|QDRANT_.*|MODELS|POLICY__FILE|IDENTITY__(ADMIN_(HOST|PORT|TLS_CERT|TLS_KEY)|OIDC_CA)|DRAIN_GRACE_S|WORKER__(ROLE|MODEL|DEVICE|PACKED_DIR)|GATEWAY__(REQUEST_TIMEOUT_S|LAME_DUCK_S|HOST|PORT|GRPC_PORT|TLS_CERT|TLS_KEY)|.*__(REPLICAS|RAY|INTERNAL_PORT|METRICS_PORT|HEALTH_PORT))$" -}}
+{{- $derived := "^(BIND_HOST|ADVERTISE_HOST|DATA_DIR|BLOBS_URL|NAMESPACE|TLS_DIR|INTERNAL_SECRET.*|RAY_TOKEN.*|REDIS_.*|QDRANT_.*|MODELS|POLICY__FILE|IDENTITY__(ADMIN_(HOST|PORT|TLS_CERT|TLS_KEY)|OIDC_CA)|DRAIN_GRACE_S|WORKER__(ROLE|MODEL|DEVICE|PACKED_DIR|KV_DISK_DIR)|GATEWAY__(REQUEST_TIMEOUT_S|LAME_DUCK_S|HOST|PORT|GRPC_PORT|TLS_CERT|TLS_KEY)|.*__(REPLICAS|RAY|INTERNAL_PORT|METRICS_PORT|HEALTH_PORT))$" -}}
 {{- $sections := dict "gateway" "^(GATEWAY|IDENTITY|METERING|RETRIEVAL|POLICY)__" "services" "^(RETRIEVAL|TOKENIZER|ROUTER|POLICY)__|^WORKER__MAX_MODEL_LEN$" "model" "^WORKER__|^ROUTER__STALL_TIMEOUT_S$" "cli" "__" -}}
 {{- $own := get $sections (index . 1) -}}
 {{- $variables := dict -}}

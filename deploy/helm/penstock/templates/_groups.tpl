@@ -130,6 +130,10 @@ spec:
           mountPath: /models
           readOnly: true
         {{- end }}
+        {{- if and (has "worker" .identities) $root.Values.kvDisk.enabled }}
+        - name: kv
+          mountPath: /var/cache/penstock-kv
+        {{- end }}
         {{- if $root.Values.certificates.enabled }}
         {{- range .identities }}
         - name: tls-{{ . }}
@@ -168,6 +172,15 @@ spec:
     - name: models
       persistentVolumeClaim:
         claimName: {{ include "penstock.modelCache.claim" $root }}
+    {{- end }}
+    {{- if and (has "worker" .identities) $root.Values.kvDisk.enabled }}
+    - name: kv
+      {{- with $root.Values.kvDisk.existingClaim }}
+      persistentVolumeClaim:
+        claimName: {{ . }}
+      {{- else }}
+      emptyDir: {sizeLimit: {{ $root.Values.kvDisk.sizeLimit }}}
+      {{- end }}
     {{- end }}
     {{- if $root.Values.certificates.enabled }}
     {{- range .identities }}

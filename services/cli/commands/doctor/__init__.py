@@ -25,6 +25,7 @@ from services.cli.commands.doctor import (
 from services.cli.commands.doctor.findings import Finding, bounded, warning
 from services.cli.commands.doctor.installation import Installation
 from services.cli.console import console
+from services.cli.interruptible import run
 from services.common.config import Settings, unknown_names
 
 _CHECKS = {
@@ -42,7 +43,7 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 
 def main(arguments: argparse.Namespace) -> int:
-    findings = asyncio.run(examine(Settings()))
+    findings = run(examine(Settings()))
     if arguments.json:
         print(json.dumps([finding.as_json() for finding in findings], indent=1))
     else:

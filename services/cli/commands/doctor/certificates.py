@@ -9,9 +9,9 @@ from cryptography.exceptions import InvalidSignature
 
 from services.cli.commands.doctor.findings import Finding, aside, failed, ok, warning
 from services.cli.commands.doctor.installation import Installation
-from services.common.certificates import CertificateError, CertificateFiles, dns_name
 from services.common.config import is_loopback
 from services.common.discovery import SERVICES
+from services.common.locks.certificates import CertificateError, CertificateFiles, dns_name
 
 IDENTITIES = (*SERVICES, "cli")
 _SOON = timedelta(days=30)

@@ -6,7 +6,7 @@ from services.cli.commands.doctor.findings import Finding, aside, failed, ok
 from services.cli.commands.doctor.installation import Installation
 from services.cli.commands.up import local_models
 from services.cli.stack.checkpoints import check_embeddings, check_engines, check_local
-from services.common.checkpoint import digest, is_hub_id
+from services.common.checkpoints.checkpoint import digest, is_hub_id, locate
 from services.common.config import ModelSpec, Settings
 from services.common.policy import read_policy
 
@@ -25,8 +25,10 @@ def _check(model: ModelSpec, settings: Settings) -> Finding:
     if not folder.is_dir():
         if is_hub_id(model.path):
             return ok(about, f"{model.path} is downloaded from the hub at the start")
-        return failed(about, f"there is no folder {model.path}", "correct PENSTOCK_MODELS")
+        if not folder.is_file():
+            return failed(about, f"there is no folder {model.path}", "correct PENSTOCK_MODELS")
     try:
+        folder = locate(model)  # of a GGUF file, made of its header
         check_local(model, folder, weights=True)
     except (RuntimeError, OSError, ValueError) as error:
         return failed(about, str(error), "put a whole checkpoint there that is supported")
@@ -34,16 +36,18 @@ def _check(model: ModelSpec, settings: Settings) -> Finding:
         check_engines(model, folder, settings)
     except RuntimeError as error:
         return failed(about, str(error), "correct that setting")
-    return ok(about, f"{folder} can be read, {digest(folder)}")
+    (quantization,) = {settings.of_worker(model, pool).worker.quantization for pool in model.pools}
+    return ok(about, f"{folder} can be read, {digest(folder, quantization)}")
 
 
 def _embeddings(settings: Settings) -> Finding:
-    about, name = "embedding model", settings.retrieval.embedding_model
+    about, own = "embedding model", settings.retrieval
     try:
-        check_embeddings(name)
+        check_embeddings(own)
     except RuntimeError as error:
-        return failed(about, str(error), "correct PENSTOCK_RETRIEVAL__EMBEDDING_MODEL")
-    return ok(about, name or "the one that is built in")
+        return failed(about, str(error), "correct that setting")
+    names = own.embedding_model or "the one that is built in", *own.embedders
+    return ok(about, ", ".join(names))
 
 
 def _policy(settings: Settings) -> Finding:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
 
-from services.common.secrets import redacted
+from services.common.locks.secrets import redacted
 
 LIMIT_S = 5.0
 """No check takes longer; whatever it looks at may hang."""

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 
 from services.cli.registry import Registry, point_to_running
-from services.common.certificates import CertificateError, CertificateFiles
 from services.common.config import Settings
 from services.common.discovery import Replica
+from services.common.locks.certificates import CertificateError, CertificateFiles
 from services.common.redis import Redis
 from services.common.transport import Transport
 

@@ -10,8 +10,8 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 from services.cli.commands.doctor.findings import Finding, failed, ok, warning
 from services.cli.commands.doctor.installation import Installation
 from services.common.config import is_loopback
+from services.common.locks.secrets import redacted
 from services.common.redis import Redis, RedisAway, RedisError, connect
-from services.common.secrets import redacted
 from services.gateway.identity.keys import KeyStore
 
 _OLDEST = (6, 2)

@@ -89,6 +89,8 @@ def _facts(replica: Replica) -> str:
     told = [facts[name] for name in ("role", "model", "device") if name in facts]
     for name in ("kernels", "dtype", "quantization", "threads", "weights"):
         told += [f"{name}: {facts[name]}"] if name in facts else []
+    if "kv_format" in facts:  # behind the checkpoint that it is of
+        told.append(f"KV: {facts['kv_format'].partition(' ')[2]}")
     if huge := int(facts.get("huge_bytes", 0)):
         told.append(f"{huge / 2**20:.0f} MiB in huge pages")
     return f" ({', '.join(told)})" if told else ""

@@ -15,9 +15,10 @@ from services.cli.commands.top.keyboard import pressed
 from services.cli.commands.top.samples import Sample, Span, look
 from services.cli.commands.top.view import view
 from services.cli.console import console
+from services.cli.interruptible import run
 from services.cli.registry import Registry, settings_here
 from services.common.config import Settings
-from services.common.secrets import redacted
+from services.common.locks.secrets import redacted
 from services.common.transport import Transport
 
 _WINDOW_S = 10.0
@@ -26,7 +27,7 @@ _WINDOW_S = 10.0
 
 def main(arguments: argparse.Namespace) -> int:
     with suppress(KeyboardInterrupt):
-        return asyncio.run(_Top(arguments).run())
+        return run(_Top(arguments).run())
     return 0
 
 

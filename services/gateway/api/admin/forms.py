@@ -10,6 +10,7 @@ from services.common.errors import PenstockError
 from services.gateway.api.resources.pages import PageQuery, page
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.schema import Body, bad_value, field_path
+from services.gateway.faults import words_of
 from services.gateway.identity.audit import Actor
 from services.gateway.identity.limits import MOST_RULES, Limit
 from services.gateway.identity.principal import Permission, Principal
@@ -103,4 +104,4 @@ def _explained(error: ValidationError, within: str) -> PenstockError:
     problem = error.errors(include_url=False, include_input=False)[0]
     inside = field_path(problem["loc"])
     path = ".".join(filter(None, (within, inside)))
-    return bad_value(path, problem["msg"].removeprefix("Value error, "))
+    return bad_value(path, words_of(problem))

@@ -17,6 +17,7 @@ from services.gateway.api.admin.failures import Failures
 from services.gateway.api.admin.forms import actor
 from services.gateway.api.rest.http import Endpoint, Exchange, Handler
 from services.gateway.api.schema import Body, validated
+from services.gateway.faults import spelt
 from services.gateway.identity.audit import Act, Conflict
 from services.gateway.identity.identity import Identity
 from services.gateway.identity.permissions import NEEDS, admit
@@ -152,7 +153,7 @@ async def list_models(gateway: Gateway, exchange: Exchange, principal: Principal
 
 class StreamQuery(Body):
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
-    before: Annotated[str, Field(pattern=r"^([0-9]{1,19}-[0-9]{1,19})?$")] = ""
+    before: Annotated[str, spelt(r"^([0-9]{1,19}-[0-9]{1,19})?$", "a line's id")] = ""
 
 
 class AuditQuery(StreamQuery):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import grpc
 
-from protos import gateway_pb2, gateway_stores_pb2
+from protos import gateway_conversations_pb2, gateway_pb2, gateway_stores_pb2
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError
 from services.common.redis import RedisAway
@@ -27,7 +27,7 @@ from services.gateway.metering.prices import Cost
 from services.gateway.metering.refusals import LimitError
 from services.gateway.parts import Gateway
 from services.gateway.runs.text_stream import client_too_slow
-from services.gateway.stores.vector_stores import storage_away
+from services.gateway.stores.vector_stores.vector_stores import storage_away
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ Enter = Callable[[Intake, str], AbstractContextManager[Place]]
 
 SERVICES = {
     service.full_name: service
-    for file in (gateway_pb2, gateway_stores_pb2)
+    for file in (gateway_pb2, gateway_stores_pb2, gateway_conversations_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 }
 """The public ones, by their full names."""

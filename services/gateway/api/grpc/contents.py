@@ -2,7 +2,9 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.message import Message
 
 from protos.common_pb2 import Caller
 from protos.gateway_stores_pb2 import (
@@ -31,17 +33,12 @@ from services.gateway.api.resources.vector_stores import text_of
 from services.gateway.api.rest.body import too_large
 from services.gateway.intake import Intake, Place
 from services.gateway.parts import Gateway
-from services.gateway.stores.file_record import Purpose
+from services.gateway.stores.files.file_record import Purpose
 
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 _PIECE_BYTES = 64 * 1024
 _OF_CONTENT = ("invalid_file", "file_too_large")  # other faults are of the name
-
-
-class Upload(NamedTuple):
-    filename: str
-    content: list[bytes]
-    purpose: Purpose
-    expires_after_s: int | None
 
 
 def methods(gateway: Gateway, inbox: Inbox) -> dict[str, Any]:
@@ -62,14 +59,12 @@ def _upload_file(gateway: Gateway, inbox: Inbox) -> Handler:
             entered = admitted(gateway, metadata, "UploadFile", Intake.slot)
             async with entered as (principal, place):
                 limit = gateway.settings.gateway.max_upload_bytes
-                file = await _arrived(inbox, place, context, limit)
+                first, (purpose, age), content = await arrived(
+                    inbox, place, context, limit, UploadFileRequest, _said
+                )
                 try:
                     record = await gateway.files.create(
-                        principal.tenant,
-                        file.filename,
-                        _each(file.content),
-                        file.purpose,
-                        file.expires_after_s,
+                        principal.tenant, first.filename, each(content), purpose, age
                     )
                 except PenstockError as error:
                     if error.param == "file":
@@ -82,18 +77,33 @@ def _upload_file(gateway: Gateway, inbox: Inbox) -> Handler:
     return handler
 
 
-async def _arrived(inbox: Inbox, place: Place, context: Context, limit: int) -> Upload:
-    """A call that ends is no proof that all of it has come: a client that is lost ends it too. So
-    how much is to come is said first."""
-    first: UploadFileRequest | None = None
+def _said(first: UploadFileRequest) -> tuple[Purpose, int | None]:
+    """What the file is for, and how long it stays."""
+    purpose = purpose_of(first.purpose)
+    age = fields_of(first.expires_after) if first.HasField("expires_after") else None
+    return purpose, age_of(age)
+
+
+async def arrived(
+    inbox: Inbox,
+    place: Place,
+    context: Context,
+    limit: int,
+    kind: type[M],
+    understand: Callable[[M], T],
+) -> tuple[M, T, list[bytes]]:
+    """The first message, what `understand` makes of it, and what all of them hold.
+
+    A call that ends is no proof that all of it has come: a client that is lost ends it too. So how
+    much is to come (`bytes`, at most `limit`) is said first."""
+    first: Any = None
+    understood: T
     pieces, received = list[bytes](), 0
     async with aclosing(inbox.pieces(place, context)) as messages:
         async for message in messages:
-            one = inbox.parse(UploadFileRequest, message)
+            one: Any = inbox.parse(kind, message)
             if first is None:
-                first, purpose = one, purpose_of(one.purpose)
-                said = one.HasField("expires_after")
-                age = age_of(fields_of(one.expires_after) if said else None)
+                first, understood = one, understand(one)
                 if not one.bytes:
                     raise invalid("Say how many bytes come.", "bytes", stage="gateway")
                 if one.bytes > limit:
@@ -112,10 +122,10 @@ async def _arrived(inbox: Inbox, place: Place, context: Context, limit: int) -> 
     if received < first.bytes:
         why = f"The upload ended after {received} of {first.bytes} bytes."
         raise invalid(why, "data", stage="gateway", reason="incomplete_upload")
-    return Upload(first.filename, pieces, purpose, age)
+    return first, understood, pieces
 
 
-async def _each(pieces: list[bytes]) -> AsyncIterator[bytes]:
+async def each(pieces: list[bytes]) -> AsyncIterator[bytes]:
     for piece in pieces:
         yield piece
 

@@ -21,6 +21,7 @@ class GrpcFront(Events):
     """front.LastingFront."""
 
     says_begun = None
+    about = ""  # in no list
 
     def __init__(self, gateway: Gateway, inbox: Inbox, context: Context, id: str, route: str):
         metadata = metadata_of(context)

@@ -21,7 +21,13 @@ _READS_AT_ONCE = 8  # messages of one tenant
 _UPLOADS_AT_ONCE = 4  # of one tenant: each has a message on its way most of the time
 _OTHER_FIELDS = 4096  # of a message, beside a chat's: texts to embed are the most
 _FIELDS_PER_CHAT_MESSAGE = 4
+_DEPTH = 100  # of messages in each other, as protobuf reads them
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # protobuf's wire types
+
+
+def max_fields(limits: GatewaySettings) -> int:
+    """Of a message."""
+    return _FIELDS_PER_CHAT_MESSAGE * limits.max_messages + _OTHER_FIELDS
 
 
 class Inbox:
@@ -79,7 +85,7 @@ class Inbox:
     def parse(self, kind: type[M], message: bytes) -> M:
         """Raises INVALID_ARGUMENT for what is none, or has more fields than any within the limits
         ("body_too_large")."""
-        most = _FIELDS_PER_CHAT_MESSAGE * self._settings.max_messages + _OTHER_FIELDS
+        most = max_fields(self._settings)
         try:
             if _count_fields(memoryview(message), kind.DESCRIPTOR, most) > most:
                 text = f"The message has more than {most} fields."
@@ -89,9 +95,11 @@ class Inbox:
             raise _no(kind) from None
 
 
-def _count_fields(message: memoryview, kind: Any, most: int) -> int:
+def _count_fields(message: memoryview, kind: Any, most: int, depth: int = _DEPTH) -> int:
     """How many there are by the descriptor `kind`, in submessages too; hardly more than `most` are
-    looked at."""
+    looked at. Raises DecodeError for what lies deeper than protobuf reads."""
+    if not depth:
+        raise DecodeError
     at = count = 0
     while at < len(message) and count <= most:
         tag, at = _varint(message, at)
@@ -101,7 +109,8 @@ def _count_fields(message: memoryview, kind: Any, most: int) -> int:
             size, at = _varint(message, at)
             field = kind.fields_by_number.get(tag >> 3)
             if field is not None and field.message_type is not None:
-                count += _count_fields(message[at : at + size], field.message_type, most - count)
+                inner = message[at : at + size]
+                count += _count_fields(inner, field.message_type, most - count, depth - 1)
             at += size
         elif wire_type == _VARINT:
             _, at = _varint(message, at)

@@ -34,8 +34,9 @@ from services.gateway.intake import Place
 from services.gateway.parts import Gateway
 from services.gateway.runs.lasting.following import serve_lasting
 from services.gateway.runs.moderation import Judged, moderate
+from services.gateway.runs.numbers import Numbers
 from services.gateway.runs.pipeline import serve
-from services.gateway.runs.pooling import Numbers, compute, rename
+from services.gateway.runs.pooling import compute, rename
 from services.gateway.runs.recorded import recorded
 from services.gateway.runs.records import Journal
 from services.gateway.runs.tokens import tokens_of

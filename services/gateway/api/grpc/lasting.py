@@ -27,7 +27,7 @@ from services.gateway.api.grpc.kept import id_of
 from services.gateway.api.grpc.looking import Look
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import not_found
-from services.gateway.intake import Intake
+from services.gateway.intake import Intake, Place
 from services.gateway.parts import Gateway
 from services.gateway.runs.delivery import whole_of
 from services.gateway.runs.lasting.following import follow
@@ -37,33 +37,48 @@ from services.gateway.runs.prompt import Answer
 _AFTER = "starting_after"
 
 
-async def _found(gateway: Gateway, principal: Principal, request: Any) -> StoredRun:
+async def _found(gateway: Gateway, principal: Principal, request: Any, place: Place) -> StoredRun:
     """Raises NOT_FOUND; PERMISSION_DENIED to who may not use its model."""
     id = id_of(request, "run_id")
-    stored = await gateway.runs.find(principal, id)
+    stored = await gateway.runs.find(principal, id, place.hold)
     if stored is None or stored.route not in LASTING:
         raise not_found("run", id, "run_id")
     return stored
 
 
 async def get_run(
-    gateway: Gateway, context: object, id: str, principal: Principal, request: GetRunRequest
+    gateway: Gateway,
+    context: object,
+    id: str,
+    principal: Principal,
+    request: GetRunRequest,
+    place: Place,
 ) -> PublicRun:
-    return await _so_far(gateway, principal, await _found(gateway, principal, request))
+    return await _so_far(gateway, principal, await _found(gateway, principal, request, place))
 
 
 async def cancel_run(
-    gateway: Gateway, context: object, id: str, principal: Principal, request: CancelRunRequest
+    gateway: Gateway,
+    context: object,
+    id: str,
+    principal: Principal,
+    request: CancelRunRequest,
+    place: Place,
 ) -> PublicRun:
-    stored = await _found(gateway, principal, request)
+    stored = await _found(gateway, principal, request, place)
     await gateway.runs.cancel(principal.tenant, stored.request_id)
     return await _so_far(gateway, principal, stored)
 
 
 async def delete_run(
-    gateway: Gateway, context: object, id: str, principal: Principal, request: DeleteRunRequest
+    gateway: Gateway,
+    context: object,
+    id: str,
+    principal: Principal,
+    request: DeleteRunRequest,
+    place: Place,
 ) -> Deleted:
-    stored = await _found(gateway, principal, request)
+    stored = await _found(gateway, principal, request, place)
     await gateway.runs.drop(principal.tenant, stored.request_id)
     return Deleted(id=stored.request_id, deleted=True)
 
@@ -106,7 +121,7 @@ def _follow_run(gateway: Gateway, inbox: Inbox) -> Handler:
         async def answer(id: str, metadata: dict[str, str]) -> None:
             async with admitted(gateway, metadata, "FollowRun", Intake.visit) as (who, place):
                 request = inbox.parse(FollowRunRequest, await inbox.take(place, context))
-                stored = await _found(gateway, who, request)
+                stored = await _found(gateway, who, request, place)
                 own, after = gateway.settings.gateway, request.starting_after
                 events = Events(context, own, numbered=True, after=after, field=_AFTER)
                 await follow(gateway, who, stored.request_id, events)

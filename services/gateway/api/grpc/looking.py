@@ -27,10 +27,10 @@ from services.gateway.api.resources.store_search import SearchStore
 from services.gateway.api.schema import validated
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST, not_found
-from services.gateway.intake import Intake
+from services.gateway.intake import Intake, Place
 from services.gateway.parts import Gateway
 from services.gateway.runs.records import Journal
-from services.gateway.stores.searching import search
+from services.gateway.stores.retrieval.searching import search
 
 
 class Look(NamedTuple):
@@ -51,7 +51,7 @@ def looking(
         async def answer(id: str, metadata: dict[str, str]) -> Any:
             async with admitted(gateway, metadata, route, one.enter) as (principal, place):
                 request = inbox.parse(one.request, await inbox.take(place, context))
-                return await one.look(gateway, context, id, principal, request)
+                return await one.look(gateway, context, id, principal, request, place)
 
         return await answered(route, context, answer)
 
@@ -64,6 +64,7 @@ async def search_store(
     id: str,
     principal: Principal,
     request: PublicSearchStoreRequest,
+    place: Place,
 ) -> PublicSearchStoreReply:
     if request.query and request.queries:
         raise invalid("A query or queries, not both.", "queries", stage="gateway")
@@ -78,6 +79,8 @@ async def search_store(
         age_s=found.age_s,
         search_query=asked.queries,
         tokens=found.tokens,
+        reranked=found.reranking.by,
+        not_reranked=found.reranking.failed,
         cost=cost_of(found.cost) if found.cost else None,
     )
 
@@ -88,6 +91,7 @@ async def get_record(
     id: str,
     principal: Principal,
     request: PublicGetRecordRequest,
+    place: Place,
 ) -> PublicRecord:
     wanted = REQUEST.checked(request.request_id)
     journal = await gateway.records.look_up(wanted, principal.tenant)

@@ -33,3 +33,17 @@ def plain(value: Any) -> Any:
     if hasattr(value, "items"):
         return {key: plain(one) for key, one in value.items()}
     return [plain(one) for one in value]
+
+
+def count_values(json: Any, most: int) -> int:
+    """How many there are, in lists and objects too; where there are more than `most`, not all are
+    looked at."""
+    left, count = [json], 0
+    while left and count + len(left) <= most:
+        one = left.pop()
+        count += 1
+        if isinstance(one, dict):
+            left.extend(one.values())
+        elif isinstance(one, list):
+            left.extend(one)
+    return count + len(left)

@@ -29,7 +29,8 @@ from services.gateway.api.pooled_schema import (
 )
 from services.gateway.api.rest.pooled import ranking
 from services.gateway.api.schema import validated
-from services.gateway.runs.pooling import Ask, Numbers, rename
+from services.gateway.runs.numbers import Numbers
+from services.gateway.runs.pooling import Ask, rename
 
 Fields = dict[str, Any]
 ONE_MORE = MAX_INPUTS + 1  # is enough to be refused

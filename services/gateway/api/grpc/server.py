@@ -10,8 +10,8 @@ import grpc
 from grpc._cython.cygrpc import ExecuteBatchError
 from grpc_health.v1 import health, health_pb2
 
-from services.common.certificates import CertificateFiles
 from services.common.config import GatewaySettings
+from services.common.locks.certificates import CertificateFiles
 from services.common.transport import listen
 from services.gateway.api.grpc.calls import SERVICES
 from services.gateway.api.grpc.services import services

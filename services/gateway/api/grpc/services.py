@@ -4,7 +4,7 @@ from typing import Any
 
 import grpc
 
-from services.gateway.api.grpc import contents, inference, lasting
+from services.gateway.api.grpc import contents, conversations, inference, lasting, uploads
 from services.gateway.api.grpc.calls import SERVICES, single
 from services.gateway.api.grpc.inbox import Inbox
 from services.gateway.api.grpc.kept import KEPT
@@ -19,8 +19,10 @@ def services(gateway: Gateway) -> list[Any]:
         **inference.methods(gateway, inbox),
         **contents.methods(gateway, inbox),
         **lasting.methods(gateway, inbox),
+        **uploads.methods(gateway, inbox),
     }
-    for route, one in {**LOOKING, **KEPT, **lasting.LOOKING}.items():
+    own = {**uploads.KEPT, **conversations.KEPT}
+    for route, one in {**LOOKING, **KEPT, **lasting.LOOKING, **own}.items():
         handlers[route] = single(looking(gateway, inbox, route, one), one.reply)
     return [
         grpc.method_handlers_generic_handler(

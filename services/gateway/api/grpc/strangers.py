@@ -17,8 +17,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
-from services.common.shares import Shares
-from services.common.turns import Turns
+from services.common.fairness.shares import Shares
+from services.common.fairness.turns import Turns
 
 Context = Any  # grpc.aio.ServicerContext, which has no type stubs
 M = TypeVar("M", bound=Message)

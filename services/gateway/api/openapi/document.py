@@ -10,8 +10,10 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 from pydantic_core import core_schema
 
-from services.gateway.api.openapi.operations import OPERATIONS, Form, Operation, Raw
+from services.gateway.api.openapi.operation import Form, Operation, Raw
+from services.gateway.api.openapi.operations.table import OPERATIONS
 from services.gateway.api.rest.lasting import KEY, LAST
+from services.gateway.api.schema import Body
 from services.gateway.identity.permissions import NEEDS
 
 _REFERENCES = "#/components/schemas/{model}"
@@ -134,14 +136,15 @@ def _operation(endpoint: str, operation: Operation, schemas: _Schemas) -> dict[s
         if path.startswith("/v1/messages"):
             told["security"] = [{"bearer": []}, {"x-api-key": []}]
     if operation.body is not None:
-        told["requestBody"] = {"required": True, "content": _body(operation, schemas)}
+        content = _body(operation.body, operation.example, schemas)
+        told["requestBody"] = {"required": True, "content": content}
     return told
 
 
-def _body(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
-    if operation.body is Form:
-        return {"multipart/form-data": {"schema": schemas.of(Form)}}
-    content = {"schema": schemas.of(operation.body), "example": dict(operation.example)}
+def _body(body: type[Body], example: Mapping[str, Any], schemas: _Schemas) -> dict[str, Any]:
+    if issubclass(body, Form):
+        return {"multipart/form-data": {"schema": schemas.of(body)}}
+    content = {"schema": schemas.of(body), "example": dict(example)}
     return {"application/json": content}
 
 
@@ -151,7 +154,8 @@ def _parameters(path: str, operation: Operation, schemas: _Schemas) -> Iterator[
     if operation.query is not None:
         fields, required = schemas.fields(operation.query)
         for name, schema in fields.items():
-            yield {"name": name, "in": "query", "required": name in required, "schema": schema}
+            told = {"name": name, "in": "query", "required": name in required, "schema": schema}
+            yield told | ({"style": "deepObject"} if schema.get("type") == "object" else {})
     headers = (KEY,) if operation.lasting else ()
     for name in (*headers, *((LAST,) if operation.resumes else ())):
         schema = {"type": "string"}

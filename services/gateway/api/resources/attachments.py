@@ -9,8 +9,8 @@ from services.gateway.api.generation_schema import Name
 from services.gateway.api.resources.attributes import Attributes
 from services.gateway.api.schema import Body, bad_value, missing, refuse
 from services.gateway.parts import Gateway
-from services.gateway.stores.store_files import NO_ATTRIBUTES, Chunking
-from services.gateway.stores.vector_stores import Attach
+from services.gateway.stores.vector_stores.store_files import NO_ATTRIBUTES, Chunking
+from services.gateway.stores.vector_stores.vector_stores import Attach
 
 MAX_FILES = 2000  # in one call
 
@@ -47,9 +47,9 @@ class FileAbout(Body):
     chunking_strategy: ChunkingStrategy | None = None
 
 
-def attach(gateway: Gateway, one: FileAbout, at: str = "") -> Attach:
+def attach(gateway: Gateway, one: FileAbout, at: str = "", model: str = "") -> Attach:
     """`at`: where the request has it, with a dot. Raises INVALID_ARGUMENT."""
-    chunking = chunking_of(gateway, one.chunking_strategy, at)
+    chunking = chunking_of(gateway, one.chunking_strategy, at, model)
     return Attach(one.file_id, f"{at}file_id", one.attributes or NO_ATTRIBUTES, chunking)
 
 
@@ -67,15 +67,16 @@ def each_once(
 
 
 def chunking_of(
-    gateway: Gateway, strategy: ChunkingStrategy | None, at: str = ""
+    gateway: Gateway, strategy: ChunkingStrategy | None, at: str = "", model: str = ""
 ) -> Chunking | None:
-    """None: retrieval's own. Raises INVALID_ARGUMENT for chunks that the embedding model could not
-    read whole."""
+    """None: retrieval's own. `model`: the store's, by its name; empty: the installation's. Raises
+    INVALID_ARGUMENT for chunks that the embedding model could not read whole."""
     if strategy is None or strategy.static is None:
         return None
     size, overlap = strategy.static.max_chunk_size_tokens, strategy.static.chunk_overlap_tokens
-    most, model = gateway.retrieval.max_chunk_tokens, gateway.retrieval.embedding_model
+    most = gateway.retrieval.max_chunk_tokens(model)
     if most and size > most:
+        model = model or gateway.retrieval.embedding_model
         field = f"{at}chunking_strategy.static.max_chunk_size_tokens"
         raise bad_value(field, f"at most {most}: the embedding model {model!r} reads no more")
     return Chunking(max_tokens=size, overlap_tokens=overlap)

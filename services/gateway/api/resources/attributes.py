@@ -8,7 +8,8 @@ from pydantic_core import PydanticCustomError
 
 from protos import retrieval_pb2 as pb
 from services.gateway.api.schema import INVALID, Body, missing, refuse
-from services.gateway.stores.store_files import attribute_value
+from services.gateway.faults import spelt
+from services.gateway.stores.vector_stores.store_files import attribute_value
 
 MAX_ATTRIBUTES = 16
 MAX_VALUES = 100  # of one comparison
@@ -49,7 +50,13 @@ _Text = Annotated[str, Field(max_length=_MAX_CHARS)]
 _Number = Annotated[float, Field(ge=-_MAX_NUMBER, le=_MAX_NUMBER)]
 _Scalar = Annotated[Scalar, PlainValidator(_scalar, json_schema_input_type=bool | _Number | _Text)]
 # Quotes would end a key's name where it is a part of a path.
-Key = Annotated[str, Field(pattern=r'^[^"\\\x00-\x1f\x7f]{1,64}$')]
+Key = Annotated[
+    str,
+    spelt(
+        r'^[^"\\\x00-\x1f\x7f]{1,64}$',
+        "1 to 64 characters without quotes, backslashes and control characters",
+    ),
+]
 _Pairs = dict[Key, _Scalar]
 Attributes = Annotated[
     _Pairs,

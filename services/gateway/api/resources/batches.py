@@ -9,6 +9,7 @@ from services.gateway.api.generation_schema import Name
 from services.gateway.api.resources.files import FileExpiresAfter, seconds_of
 from services.gateway.api.resources.pages import PageQuery, page
 from services.gateway.api.schema import Body, Metadata, bad_value
+from services.gateway.faults import spelt
 from services.gateway.identity.principal import Permission, Principal
 from services.gateway.parts import Gateway
 
@@ -25,7 +26,9 @@ class CreateBatch(Body):
         "/v1/responses",
         "/v1/moderations",
     ]
-    completion_window: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}[smhd]$")]
+    completion_window: Annotated[
+        str, spelt(r"^[1-9][0-9]{0,5}[smhd]$", "a number of s, m, h or d, such as 24h")
+    ]
     metadata: Metadata | None = None
     output_expires_after: FileExpiresAfter | None = Field(None, description="of its answers' files")
 

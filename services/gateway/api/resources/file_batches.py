@@ -51,10 +51,11 @@ class CreateFileBatch(Body):
 async def create_file_batch(
     gateway: Gateway, principal: Principal, caller: Caller, store: str, body: CreateFileBatch
 ) -> dict[str, Any]:
+    model = await gateway.stores.records.embedding_model(caller.tenant, store)
     if body.files is not None:
-        files = [attach(gateway, one, f"files[{n}].") for n, one in enumerate(body.files)]
+        files = [attach(gateway, one, f"files[{n}].", model) for n, one in enumerate(body.files)]
     else:
-        chunking = chunking_of(gateway, body.chunking_strategy)
+        chunking = chunking_of(gateway, body.chunking_strategy, model=model)
         files = each_once(body.file_ids or (), body.attributes, chunking)
     batch = await gateway.stores.attach_all(principal, caller, store, files)
     return await get_file_batch(gateway, caller.tenant, store, batch.id)

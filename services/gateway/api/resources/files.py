@@ -11,7 +11,7 @@ from services.gateway.api.resources.pages import PageQuery, page
 from services.gateway.api.schema import UNSUPPORTED, Body, validated
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
-from services.gateway.stores.file_record import PURPOSES, Purpose
+from services.gateway.stores.files.file_record import PURPOSES, Purpose
 
 Anchor = Literal["created_at"]
 Seconds = Annotated[int, Field(ge=3600, le=30 * 86_400)]

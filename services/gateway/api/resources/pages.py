@@ -4,10 +4,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Annotated, Any, Literal, TypeVar
 
+import orjson
 from pydantic import Field, model_validator
 
-from services.common.errors import invalid
 from services.gateway.api.schema import Body, refuse
+from services.gateway.ids import no_such_item
 
 _AT_ONCE = 100  # that are looked at for a page
 Item = dict[str, Any]
@@ -41,21 +42,22 @@ def page(
     ordered = sorted(items, key=key, reverse=query.order == "desc")
     if query.after is not None:
         ordered = _behind(query.after, "after", [item["id"] for item in ordered], ordered)
-    return _told(ordered[: query.limit], len(ordered) > query.limit)
+    return told_page(ordered[: query.limit], len(ordered) > query.limit)
 
 
 async def page_of(
     ids: Iterable[str],
-    query: StorePage,
+    query: PageQuery,
     look: Callable[[Sequence[str]], Awaitable[Iterable[Item]]],
 ) -> Item:
     """One page of what the ids are of. `look`: at some of them, in their order; what it leaves out
     is not in the list. So of a long list no more is looked at than is told."""
     ordered = sorted(ids, reverse=query.order == "desc")
-    back = query.before is not None
+    before = query.before if isinstance(query, StorePage) else None
+    back = before is not None
     if back:
         ordered.reverse()
-    if (cursor := query.before if back else query.after) is not None:
+    if (cursor := before if back else query.after) is not None:
         ordered = _behind(cursor, "before" if back else "after", ordered, ordered)
     found: list[Item] = []
     at, some = 0, query.limit + 1  # enough, if all are in the list
@@ -63,16 +65,17 @@ async def page_of(
         found += await look(ordered[at : at + some])
         at, some = at + some, _AT_ONCE
     shown = found[: query.limit]
-    return _told(shown[::-1] if back else shown, len(found) > query.limit)
+    return told_page(shown[::-1] if back else shown, len(found) > query.limit)
 
 
 def _behind(cursor: str, param: str, ids: Sequence[str], items: Sequence[T]) -> list[T]:
     if cursor not in ids:
-        raise invalid(f"No item '{cursor[:100]}' in this list.", param, stage="gateway")
+        raise no_such_item(cursor, param)
     return list(items[ids.index(cursor) + 1 :])
 
 
-def _told(shown: list[Item], more: bool) -> Item:
+def told_page(shown: list[Item], more: bool) -> Item:
+    """`more`: there are, behind these."""
     return {
         "object": "list",
         "data": shown,
@@ -80,3 +83,10 @@ def _told(shown: list[Item], more: bool) -> Item:
         "last_id": shown[-1]["id"] if shown else None,
         "has_more": more,
     }
+
+
+def page_json(listed: Item) -> bytes:
+    """JSON of a page whose items are ids and what is `told` of each: JSON, which is not parsed."""
+    return orjson.dumps(
+        {**listed, "data": [orjson.Fragment(one["told"]) for one in listed["data"]]}
+    )

@@ -8,12 +8,13 @@ from services.gateway.api.generation_schema import as_list
 from services.gateway.api.resources.attributes import Filters
 from services.gateway.api.resources.ranking import RankingOptions
 from services.gateway.api.schema import Body
+from services.gateway.faults import spelt
 from services.gateway.runs.rewriting.rule import plain
-from services.gateway.stores.searching import Search
+from services.gateway.stores.retrieval.searching import Search
 
 MAX_QUERIES = 8  # in one search
 
-_Question = Annotated[str, Field(pattern=r"\S")]
+_Question = Annotated[str, spelt(r"\S", "more than white space")]
 _Queries = Annotated[list[_Question], Field(min_length=1, max_length=MAX_QUERIES)]
 
 

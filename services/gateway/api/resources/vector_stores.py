@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from protos.common_pb2 import Caller
 from services.common.errors import PenstockError
@@ -18,11 +18,11 @@ from services.gateway.api.resources.attachments import (
 )
 from services.gateway.api.resources.attributes import Attributes
 from services.gateway.api.resources.pages import StorePage, page_of
-from services.gateway.api.schema import Body, Metadata
+from services.gateway.api.schema import Body, Metadata, bad_value, refuse
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
-from services.gateway.stores.store_record import Store, StoreCache, StoreRecord
+from services.gateway.stores.vector_stores.store_record import Store, StoreCache, StoreRecord
 
 _DAYS = Field(ge=1, le=365)
 _DAY_S = 86_400
@@ -53,6 +53,9 @@ class AboutStore(Body):
     metadata: Metadata | None = None
     expires_after: ExpiresAfter | None = None
     cache: Cache | None = Field(None, description="extension")
+    embedding_model: Name | None = Field(
+        None, description="extension: that files are indexed with; null: the installation's"
+    )
 
     def edit(self, record: StoreRecord) -> StoreRecord:
         days = self.expires_after.days if self.expires_after is not None else None
@@ -61,6 +64,7 @@ class AboutStore(Body):
             "metadata": self.metadata or {},
             "expires_after": days,
             "cache": StoreCache(**self.cache.model_dump()) if self.cache is not None else None,
+            "embedding_model": self.embedding_model or "",
         }
         said = {name: told[name] for name in told.keys() & self.model_fields_set}
         if "expires_after" in said:
@@ -73,6 +77,14 @@ class CreateStore(AboutStore):
     file_ids: Annotated[list[Name], Field(max_length=MAX_FILES)] | None = None
     chunking_strategy: ChunkingStrategy | None = None
 
+    @model_validator(mode="after")
+    def _cuts_something(self) -> "CreateStore":
+        strategy = self.chunking_strategy
+        if strategy is not None and strategy.type != "auto" and not self.file_ids:
+            why = "goes with 'file_ids': files that are attached later are cut as their calls say"
+            raise refuse("chunking_strategy", why)
+        return self
+
     def edit(self, record: StoreRecord) -> StoreRecord:
         return super().edit(record.model_copy(update={"description": self.description or ""}))
 
@@ -80,13 +92,31 @@ class CreateStore(AboutStore):
 async def create_store(
     gateway: Gateway, principal: Principal, caller: Caller, body: CreateStore
 ) -> dict[str, Any]:
-    chunking = chunking_of(gateway, body.chunking_strategy)
+    await _check_model(gateway, principal, body)
+    chunking = chunking_of(gateway, body.chunking_strategy, model=body.embedding_model or "")
     files = each_once(body.file_ids or (), chunking=chunking)
     return _told(gateway, await gateway.stores.create(principal, caller, body.edit, files))
 
 
-async def update_store(gateway: Gateway, tenant: str, id: str, body: AboutStore) -> dict[str, Any]:
-    return _told(gateway, await gateway.stores.update(tenant, id, body.edit))
+async def update_store(
+    gateway: Gateway, principal: Principal, id: str, body: AboutStore
+) -> dict[str, Any]:
+    await _check_model(gateway, principal, body)
+    if body.embedding_model is None and "embedding_model" in body.model_fields_set:
+        principal.authorize_embedding(await gateway.retrieval.model())
+    return _told(gateway, await gateway.stores.update(principal.tenant, id, body.edit))
+
+
+async def _check_model(gateway: Gateway, principal: Principal, body: AboutStore) -> None:
+    """Raises PERMISSION_DENIED, INVALID_ARGUMENT for one that is not there."""
+    if (named := body.embedding_model) is None:
+        return
+    principal.authorize_embedding(named)
+    await gateway.retrieval.model()
+    if not gateway.retrieval.has(named):
+        there = sorted(filter(None, gateway.retrieval.fingerprints))
+        there = [f"'{name}'" for name in there if principal.covers(name)]
+        raise bad_value("embedding_model", f"there is no '{named}', but {', '.join(there)}")
 
 
 async def list_stores(gateway: Gateway, tenant: str, query: StorePage) -> dict[str, Any]:
@@ -100,8 +130,12 @@ async def get_store(gateway: Gateway, tenant: str, id: str) -> dict[str, Any]:
     return _told(gateway, await gateway.stores.records.store(tenant, id))
 
 
-async def reindex_store(gateway: Gateway, tenant: str, id: str) -> dict[str, Any]:
-    """Begins, also where it was cancelled, unless it is under way or nothing is to be done."""
+async def reindex_store(gateway: Gateway, principal: Principal, id: str) -> dict[str, Any]:
+    """Begins, also where it was cancelled, unless it is under way or nothing is to be done. Raises
+    PERMISSION_DENIED to who may not use the store's embedding model."""
+    tenant = principal.tenant
+    model = (await gateway.stores.records.store(tenant, id)).record.embedding_model
+    principal.authorize_embedding(model or await gateway.retrieval.model())
     await gateway.stores.reindexing.begin(tenant, id, asked=True)
     return await get_store(gateway, tenant, id)
 
@@ -112,7 +146,9 @@ async def cancel_reindexing(gateway: Gateway, tenant: str, id: str) -> dict[str,
 
 
 def _told(gateway: Gateway, store: Store) -> dict[str, Any]:
-    return store.as_json(gateway.retrieval.embedding_model, gateway.retrieval.embedder)
+    retrieval, named = gateway.retrieval, store.record.embedding_model
+    embedder = retrieval.fingerprints.get(named, "")
+    return store.as_json(named or retrieval.embedding_model, embedder)
 
 
 async def delete_store(gateway: Gateway, caller: Caller, id: str) -> dict[str, Any]:
@@ -138,7 +174,8 @@ class AttachedList(StorePage):
 async def attach_file(
     gateway: Gateway, principal: Principal, caller: Caller, store: str, body: AttachFile
 ) -> dict[str, Any]:
-    one = attach(gateway, body)
+    model = await gateway.stores.records.embedding_model(caller.tenant, store)
+    one = attach(gateway, body, model=model)
     return (await gateway.stores.attach(principal, caller, store, one)).as_json()
 
 

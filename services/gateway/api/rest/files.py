@@ -1,7 +1,7 @@
 """/v1/files, as OpenAI has them."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from services.gateway.api.rest.queries import page_query
 from services.gateway.api.schema import UNKNOWN
 from services.gateway.identity.principal import Principal
 from services.gateway.parts import Gateway
-from services.gateway.stores.file_record import Purpose
+from services.gateway.stores.files.file_record import Purpose
 
 _UTF_8 = (b"utf-8", b"utf8")
 _AGE = {f"expires_after[{name}]": name for name in FileExpiresAfter.model_fields}
@@ -58,8 +58,18 @@ async def delete_file(gateway: Gateway, exchange: Exchange, principal: Principal
 async def _upload(
     exchange: Exchange, most: int
 ) -> AsyncIterator[tuple[str, AsyncIterator[bytes], Purpose, int | None]]:
-    """The file of a multipart form, and nothing else in it but its purpose and how many seconds it
-    stays. What is large lies in a temporary file; `most`: bytes of it."""
+    """The file, its purpose and how many seconds it stays; `most`: bytes of it."""
+    async with form_of(exchange, most, "file", ("purpose", *_AGE)) as (file, form):
+        purpose, age = purpose_of(form.get("purpose")), age_of(_age(form))
+        yield file.filename or "", pieces_of(file), purpose, age
+
+
+@asynccontextmanager
+async def form_of(
+    exchange: Exchange, most: int, name: str, others: Sequence[str] = ()
+) -> AsyncIterator[tuple[UploadFile, FormData]]:
+    """The file `name` of a multipart form, and the form, which has nothing else in it but `others`.
+    What is large lies in a temporary file; `most`: bytes of it."""
     kind = exchange.headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
         raise invalid("Send the file as multipart/form-data.", "", reason="unsupported_media_type")
@@ -78,17 +88,17 @@ async def _upload(
         raise invalid("The form cannot be read.", "", reason="invalid_form") from None
     try:
         seen = set()
-        for name, _ in form.multi_items():
-            if name not in ("file", "purpose", *_AGE):
-                raise invalid(f"Unknown parameter: '{name[:64]}'.", name[:64], reason=UNKNOWN)
-            if name in seen:  # one of the two would be taken and the other ignored
-                raise invalid(f"The parameter '{name}' is there twice.", name)
-            seen.add(name)
-        file, purpose = form.get("file"), form.get("purpose")
+        for field, _ in form.multi_items():
+            if field not in (name, *others):
+                raise invalid(f"Unknown parameter: '{field[:64]}'.", field[:64], reason=UNKNOWN)
+            if field in seen:  # one of the two would be taken and the other ignored
+                raise invalid(f"The parameter '{field}' is there twice.", field)
+            seen.add(field)
+        file = form.get(name)
         if not isinstance(file, UploadFile):
-            message = "Missing required parameter: 'file'."
-            raise invalid(message, "file", reason="missing_required_parameter")
-        yield file.filename or "", _pieces(file), purpose_of(purpose), age_of(_age(form))
+            message = f"Missing required parameter: '{name}'."
+            raise invalid(message, name, reason="missing_required_parameter")
+        yield file, form
     finally:
         await form.close()
 
@@ -102,6 +112,6 @@ def _age(form: FormData) -> dict[str, Any] | None:
     return told or None
 
 
-async def _pieces(file: UploadFile) -> AsyncIterator[bytes]:
+async def pieces_of(file: UploadFile) -> AsyncIterator[bytes]:
     while piece := await file.read(PIECE_BYTES):
         yield piece

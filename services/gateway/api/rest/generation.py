@@ -1,32 +1,33 @@
 """POST /v1/chat/completions and /v1/completions, streamed or whole."""
 
 import json
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+import orjson
 
 from protos.tokenizer_pb2 import TextDelta
-from services.common.config import Settings
 from services.common.errors import invalid
 from services.gateway.api.generation_schema import ChatCompletionRequest, CompletionRequest
 from services.gateway.api.rest.front import HttpFront
 from services.gateway.api.rest.http import Exchange
+from services.gateway.api.rest.kept_answers import KeptAnswers
 from services.gateway.api.rest.lasting import (
     KEY,
     LAST,
     Numbered,
-    Resume,
     digest,
     idempotency_key,
     last_event,
-    resume_query,
 )
 from services.gateway.api.rest.openai_format import Chunks
-from services.gateway.api.rest.whole import whole
-from services.gateway.api.schema import bad_value, parse, read_aside, validated
+from services.gateway.api.rest.whole import completion
+from services.gateway.api.schema import bad_value, parse, read_aside, read_json
 from services.gateway.identity.principal import Principal
-from services.gateway.ids import REQUEST, not_found
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
 from services.gateway.parts import Gateway
-from services.gateway.runs.lasting.following import follow, serve_lasting
+from services.gateway.runs.lasting.following import serve_lasting
 from services.gateway.runs.pipeline import serve
 from services.gateway.runs.prompt import Answer, Prompt
 
@@ -38,10 +39,15 @@ class RestFront(HttpFront):
 
     says_begun = None
 
-    def __init__(self, exchange: Exchange, settings: Settings, *, chat: bool) -> None:
-        super().__init__(exchange, settings)
+    def __init__(self, gateway: Gateway, exchange: Exchange, *, chat: bool) -> None:
+        super().__init__(exchange, gateway.settings)
         self.key = self.digest = ""
+        self.about = ""  # what lists tell of a stored chat
+        self._gateway = gateway
         self._chat = chat
+        self._sent: Any = None  # messages of a stored chat, as they came
+        self._metadata: Mapping[str, str] | None = None  # of one that is told again
+        self._kept: KeptAnswers | None = None
         self._include_usage = self._continuous_usage = False
         self._chunks: dict[int, Chunks] = {}  # by the answer's index
         self._last_event: int | None = None
@@ -50,13 +56,20 @@ class RestFront(HttpFront):
     async def _understand(self, body: bytes, principal: Principal, place: Place) -> list[Prompt]:
         if self.key:
             self.digest = digest(self.route, body)
-        return await read_aside(len(body), lambda: self._prompts(body))
+        prompts = await read_aside(len(body), lambda: self._prompts(body))
+        if self.about and not self.lasts:
+            self._kept = KeptAnswers(place.tenant, prompts[0].request.model)
+        return prompts
 
     def _prompts(self, body: bytes) -> list[Prompt]:
         request: ChatCompletionRequest | CompletionRequest
         if self._chat:
             request = parse(ChatCompletionRequest, body, self._settings.gateway)
             prompts = [request.prompt(self._settings.retrieval.top_k)]
+            if request.store:
+                about = {"model": request.model, "metadata": request.metadata or {}}
+                self.about = orjson.dumps(about).decode()
+                self._sent = read_json(body)["messages"]
         else:
             request = parse(CompletionRequest, body, self._settings.gateway)
             prompts = request.prompts(self._settings.gateway)
@@ -84,18 +97,25 @@ class RestFront(HttpFront):
 
     @property
     def told(self) -> str:
-        return json.dumps(
-            {"include_usage": self._include_usage, "continuous_usage": self._continuous_usage}
-        )
+        told = {"include_usage": self._include_usage, "continuous_usage": self._continuous_usage}
+        return json.dumps(told if self._sent is None else {**told, "messages": self._sent})
 
     def joins(self, id: str) -> None:
         self._exchange.request_id = id
 
-    def tells_again(self, told: str, *, stream: bool, after: int, field: str) -> None:
-        """Of a run that was begun with another request."""
-        asked = json.loads(told)
-        self._include_usage = asked["include_usage"]
-        self._continuous_usage = asked.get("continuous_usage", False)
+    def tells_again(
+        self,
+        told: Mapping[str, Any],
+        *,
+        stream: bool,
+        after: int,
+        field: str,
+        metadata: Mapping[str, str] | None,
+    ) -> None:
+        """Of a run that was begun with another request. `metadata`: of a stored one."""
+        self._metadata = metadata
+        self._include_usage = told["include_usage"]
+        self._continuous_usage = told.get("continuous_usage", False)
         self.stream = stream
         self._numbered = Numbered(after, field) if stream else None
 
@@ -111,6 +131,8 @@ class RestFront(HttpFront):
         return bool(self._chunks)
 
     def _told_of(self, answer: Answer, deltas: list[TextDelta]) -> bytes:
+        if self._kept is not None:
+            self._kept.add(answer, deltas)
         if not self.stream:
             return b""
         chunks, events = self._chunks_of(answer)
@@ -121,6 +143,8 @@ class RestFront(HttpFront):
 
     async def finish(self, answers: list[Answer], cost: Cost | None) -> None:
         self.close()
+        if self._kept is not None:
+            await self._kept.keep(self._gateway, self, answers, cost)
         if self.stream:
             found = [self._chunks_of(answer) for answer in answers]
             events = b"".join([opening for _, opening in found])
@@ -131,8 +155,10 @@ class RestFront(HttpFront):
             await self._begin()  # nothing was left to tell before
             await self._exchange.end_events(told)
         else:
-            body = await whole(answers, cost, chat=self._chat)
-            await self._exchange.reply(body, "application/json")
+            content = await completion(answers, cost, chat=self._chat)
+            if self._metadata is not None:
+                content["metadata"] = self._metadata
+            await self._exchange.reply(orjson.dumps(content), "application/json")
 
     def _chunks_of(self, answer: Answer) -> tuple[Chunks, bytes]:
         """And what opens them, where nothing has left: it leaves with what follows."""
@@ -149,7 +175,7 @@ class RestFront(HttpFront):
 
 
 async def _serve(gateway: Gateway, exchange: Exchange, *, chat: bool) -> None:
-    front = RestFront(exchange, gateway.settings, chat=chat)
+    front = RestFront(gateway, exchange, chat=chat)
     key, last = idempotency_key(exchange.headers), last_event(exchange.headers)
     try:
         if key:
@@ -163,29 +189,9 @@ async def _serve(gateway: Gateway, exchange: Exchange, *, chat: bool) -> None:
         front.close()
 
 
-async def chat_completions(gateway: Gateway, exchange: Exchange) -> None:
-    await _serve(gateway, exchange, chat=True)
+def chat_completions(gateway: Gateway, exchange: Exchange) -> Awaitable[None]:
+    return _serve(gateway, exchange, chat=True)
 
 
-async def get_chat_completion(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
-    """The answer of a run that was begun with an idempotency key, once more."""
-    id = exchange.path["completion"]
-    run = REQUEST.prefix + id.removeprefix("chatcmpl-")
-    stored = await gateway.runs.find(principal, run)
-    if stored is None or stored.route != "/v1/chat/completions":
-        raise not_found("chat completion", id)
-    query = validated(Resume, resume_query(exchange))
-    after, field = query.behind(exchange.headers)
-    front = RestFront(exchange, gateway.settings, chat=True)
-    front.tells_again(stored.told, stream=query.stream, after=after or 0, field=field)
-    front.joins(run)
-    try:
-        await exchange.body.skim()
-        exchange.watch_client()
-        await follow(gateway, principal, run, front)
-    finally:
-        front.close()
-
-
-async def completions(gateway: Gateway, exchange: Exchange) -> None:
-    await _serve(gateway, exchange, chat=False)
+def completions(gateway: Gateway, exchange: Exchange) -> Awaitable[None]:
+    return _serve(gateway, exchange, chat=False)

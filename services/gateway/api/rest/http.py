@@ -160,19 +160,28 @@ class Exchange:
         task = asyncio.current_task()
         assert task is not None
 
-        async def watch() -> None:
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
+        def gone() -> None:
             if not self.complete:
                 self.client_gone = True
                 task.cancel()
 
-        self._watcher = asyncio.create_task(watch(), name=f"client of {self.request_id}")
+        async def watch() -> None:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            gone()
+
+        if self._straight is not None:  # a task would wait as long as the answer takes
+            self._straight.when_gone(gone)
+        else:
+            self._watcher = asyncio.create_task(watch(), name=f"client of {self.request_id}")
 
     def unwatch_client(self) -> None:
+        """What watches has this exchange: no circle is left."""
+        if self._straight is not None:
+            self._straight.when_gone(None)
         if self._watcher is not None:
             self._watcher.cancel()
-            self._watcher = None  # it has this exchange: no circle is left
+            self._watcher = None
 
     # ---- out --------------------------------------------------------------------------------
 

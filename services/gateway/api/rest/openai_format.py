@@ -129,6 +129,10 @@ def searched(search: Searched) -> dict[str, Any]:
         told["age_s"] = round(search.age_s, 3)
     if search.stale:
         told["stale"] = True
+    if search.reranked:
+        told["reranked"] = search.reranked
+    if search.not_reranked:
+        told["not_reranked"] = search.not_reranked
     return told
 
 
@@ -137,7 +141,8 @@ def priced(cost: Cost | None) -> dict[str, Any]:
 
 
 def _plan(answer: Answer) -> dict[str, int]:
-    return {name: getattr(answer.plan, name) for name in _PLAN}
+    plan = answer.plan
+    return {name: getattr(plan, name) for name in _PLAN}
 
 
 def chat_completion(answers: Sequence[Answer], cost: Cost | None = None) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from services.gateway.api.schema import parse, read_aside
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.parts import Gateway
-from services.gateway.runs.pooling import Numbers, compute
+from services.gateway.runs.numbers import Numbers
+from services.gateway.runs.pooling import compute
 from services.gateway.runs.recorded import recorded
 from services.gateway.runs.records import Journal
 

@@ -18,6 +18,16 @@ def page_query(query: Mapping[str, Any], model: type[PageQuery] = PageQuery) -> 
     return validated(model, fields)
 
 
+def included(query: QueryParams, fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Its `fields`, if they are not its texts alone, with `include` as a list; OpenAI's client
+    writes `include[]`."""
+    names, read = ("include", "include[]"), query if fields is None else fields
+    told = {name: value for name, value in read.items() if name not in names}
+    if values := [value for name in names for value in query.getlist(name)]:
+        told["include"] = values
+    return told
+
+
 def refuse_query(query: Mapping[str, str]) -> None:
     """Of a path that takes none. Raises INVALID_ARGUMENT that names the first parameter."""
     if query:

@@ -1,16 +1,16 @@
 """/v1/responses, as OpenAI has it."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from protos.runs_pb2 import StoredRun
 from services.common.errors import PenstockError, invalid
 from services.gateway.api.resources.pages import PageQuery, page
 from services.gateway.api.responses_schema import Include
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.lasting import Resume, idempotency_key, last_event, resume_query
-from services.gateway.api.rest.queries import page_query
+from services.gateway.api.rest.queries import included, page_query
 from services.gateway.api.rest.responses_front import ResponsesFront
 from services.gateway.api.rest.stored_responses import input_items, snapshot, stored_response
 from services.gateway.api.schema import bad_value, validated
@@ -27,16 +27,7 @@ class RetrieveQuery(Resume):
 
 
 class ItemsQuery(PageQuery):
-    include: Include | None = Field(None, description="no effect: inputs have no logprobs")
-
-
-def _listed(exchange: Exchange, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Query fields with `include` as a list; OpenAI's client writes `include[]`."""
-    names = ("include", "include[]")
-    told = {name: value for name, value in fields.items() if name not in names}
-    if values := [value for name in names for value in exchange.query.getlist(name)]:
-        told["include"] = values
-    return told
+    include: Include | None = Field(None, description="no effect: what is kept is told")
 
 
 async def create_response(gateway: Gateway, exchange: Exchange) -> None:
@@ -50,10 +41,17 @@ async def create_response(gateway: Gateway, exchange: Exchange) -> None:
         front.close()
 
 
+async def _found(
+    gateway: Gateway, exchange: Exchange, principal: Principal
+) -> tuple[StoredRun, Any]:
+    id, hold = exchange.path["response"], exchange.place.hold
+    return await stored_response(gateway, principal, id, hold)
+
+
 async def get_response(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     """As far as it is; with `stream` its events, behind `starting_after` or from the first."""
-    query = validated(RetrieveQuery, _listed(exchange, resume_query(exchange)))
-    stored, told = await stored_response(gateway, principal, exchange.path["response"])
+    query = validated(RetrieveQuery, included(exchange.query, resume_query(exchange)))
+    stored, told = await _found(gateway, exchange, principal)
     after, field = query.behind(exchange.headers)
     if not query.stream:
         return await exchange.reply_json(await snapshot(gateway, principal, stored, told))
@@ -73,15 +71,15 @@ async def get_response(gateway: Gateway, exchange: Exchange, principal: Principa
 
 
 async def delete_response(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
-    id = exchange.path["response"]
-    stored, _ = await stored_response(gateway, principal, id)
+    stored, _ = await _found(gateway, exchange, principal)
     await gateway.runs.drop(principal.tenant, stored.request_id)
+    id = exchange.path["response"]
     await exchange.reply_json({"id": id, "object": "response", "deleted": True})
 
 
 async def cancel_response(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     """Ends what runs in the background; what has ended stays as it is."""
-    stored, told = await stored_response(gateway, principal, exchange.path["response"])
+    stored, told = await _found(gateway, exchange, principal)
     if not told["response"]["background"]:
         raise invalid(
             "Only a response in the background can be cancelled.", "response_id", stage="gateway"
@@ -92,8 +90,8 @@ async def cancel_response(gateway: Gateway, exchange: Exchange, principal: Princ
 
 async def list_input_items(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     """Of its own request, not of those before it."""
-    query = page_query(_listed(exchange, exchange.query), ItemsQuery)
-    stored, told = await stored_response(gateway, principal, exchange.path["response"])
+    query = page_query(included(exchange.query), ItemsQuery)
+    stored, told = await _found(gateway, exchange, principal)
     items: list[dict[str, Any]] = input_items(stored, told)
     order = {item["id"]: number for number, item in enumerate(items)}
     await exchange.reply_json(page(items, query, key=lambda item: order[item["id"]]))

@@ -12,7 +12,7 @@ from services.gateway.api.rest.openai_format import extension
 from services.gateway.metering.prices import Cost
 from services.gateway.runs.citations import annotations, filename
 from services.gateway.runs.prompt import Answer, total_usage
-from services.gateway.stores.store_files import told_attributes
+from services.gateway.stores.vector_stores.store_files import told_attributes
 
 Event = dict[str, Any]
 PREFIX = "resp_"

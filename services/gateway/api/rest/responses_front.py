@@ -2,19 +2,20 @@
 
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from protos.runs_pb2 import RunEvent, StoredCaller, StoredRun
 from protos.tokenizer_pb2 import TextDelta
 from services.common.errors import PenstockError
-from services.gateway import metrics
+from services.common.redis import RedisAway
 from services.gateway.api.as_chat import Chat, rename
 from services.gateway.api.responses_chat import NAMES
+from services.gateway.api.responses_items import Item
 from services.gateway.api.responses_schema import RESULTS, ResponsesRequest
 from services.gateway.api.rest.front import HttpFront
 from services.gateway.api.rest.generation import KEEP_ALIVE
 from services.gateway.api.rest.http import Exchange
+from services.gateway.api.rest.kept_answers import KeptAnswers
 from services.gateway.api.rest.lasting import KEY, LAST, check_event, digest
 from services.gateway.api.rest.responses_format import (
     PREFIX,
@@ -23,23 +24,27 @@ from services.gateway.api.rest.responses_format import (
     response,
     status_of,
 )
-from services.gateway.api.rest.stored_responses import conversation, snapshot, stored_response
+from services.gateway.api.rest.stored_responses import (
+    said_before,
+    snapshot,
+    stored_response,
+)
+from services.gateway.api.rest.turns import NOT_JOINED, add_turn
 from services.gateway.api.schema import bad_value, parse, read_aside
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
 from services.gateway.parts import Gateway
-from services.gateway.runs.delivery import joined
-from services.gateway.runs.lasting.stored import whole, without_tokens
 from services.gateway.runs.prompt import Answer, Prompt
 
 _compact = json.JSONEncoder(separators=(",", ":")).encode
-_NOT_KEPT = "this answer could not be stored"
 
 
 class ResponsesFront(HttpFront):
     """front.LastingFront."""
+
+    about = ""  # in no list
 
     def __init__(self, gateway: Gateway, exchange: Exchange) -> None:
         super().__init__(exchange, gateway.settings)
@@ -52,9 +57,10 @@ class ResponsesFront(HttpFront):
         self._chat: Chat | None = None
         self._prompts: list[Prompt] | None = None
         self._told: dict[str, Any] = {}
+        self._input: Sequence[Item] = ()
         self._items = self._new_items()
         self._answer: Answer | None = None
-        self._deltas: list[TextDelta] = []  # to be stored when all is there
+        self._kept: KeptAnswers | None = None  # to be stored when all is there
         self._after = -1  # events up to this one are known
         self._field = LAST  # which says so
         self._count = 0
@@ -75,9 +81,7 @@ class ResponsesFront(HttpFront):
         self.digest = digest(self.route, body)
         limits = self._settings.gateway
         request = await read_aside(len(body), lambda: parse(ResponsesRequest, body, limits))
-        before, size = await conversation(
-            self._gateway, principal, place, request.previous_response_id
-        )
+        before, size = await said_before(self._gateway, principal, place, request, self.key)
         self._chat = await read_aside(len(body) + size, lambda: request.chat(before, limits))
         prompt = self._chat.request.prompt(self._settings.retrieval.top_k)
         prompt.request.chat.whole = request.truncation != "auto"
@@ -90,7 +94,9 @@ class ResponsesFront(HttpFront):
             "results": RESULTS in (request.include or ()),
         }
         self._items = self._new_items()
-        self._tenant = place.tenant
+        self._tenant, self._input = place.tenant, request.input
+        if request.stores and not self.lasts:
+            self._kept = KeptAnswers(place.tenant, request.model)
         if self._last_event is not None:
             if not (self.key and self.stream):
                 raise bad_value(LAST, f"only of a stream that was asked for with '{KEY}'")
@@ -129,9 +135,10 @@ class ResponsesFront(HttpFront):
     async def _say_begun(self, principal: Principal) -> None:
         """A retry's run may be older than its request, and be told of as that one asked."""
         id = PREFIX + self.request_id.removeprefix(REQUEST.prefix)
-        stored, told = await stored_response(self._gateway, principal, id)
-        whole = await snapshot(self._gateway, principal, stored, told)
-        await self._exchange.reply_json(whole)
+        with self._gateway.intake.visit(principal.tenant) as place:
+            stored, told = await stored_response(self._gateway, principal, id, place.hold)
+            whole = await snapshot(self._gateway, principal, stored, told)
+            await self._exchange.reply_json(whole)
 
     def _at_once(self) -> Callable[[], Awaitable[None]] | None:
         """What runs in the background has begun for its client; what fails from then on is an
@@ -151,8 +158,8 @@ class ResponsesFront(HttpFront):
     def _told_of(self, answer: Answer, deltas: list[TextDelta]) -> bytes:
         self.shown, self._answer = True, answer
         events = [event for delta in deltas for event in self._items.push(answer, delta)]
-        if not self.lasts and self._told["response"]["store"]:
-            self._deltas += deltas
+        if self._kept is not None:
+            self._kept.add(answer, deltas)
         if not self.stream:
             return b""
         self._keeping.spoke()
@@ -163,8 +170,12 @@ class ResponsesFront(HttpFront):
         (answer,) = answers
         status = status_of(answer)
         events = self._items.close(answer, status)
-        if not self.lasts and self._told["response"]["store"]:
-            await self._keep(answer, cost)
+        if self._kept is not None:
+            kept = await self._kept.keep(self._gateway, self, answers, cost)
+            self._told["response"]["store"] = kept
+        conversation = self._told["response"].get("conversation")
+        if conversation is not None and not self.lasts:  # a run adds its turn by itself
+            await self._join(conversation["id"], answer)
         ended = response(
             self.request_id, self._told["response"], status, self._items, answer, cost=cost
         )
@@ -196,27 +207,16 @@ class ResponsesFront(HttpFront):
             events = [*closing, last] if cancelled else [last]
             await self._end(self._opening() + self._sse(events))
 
-    async def _keep(self, answer: Answer, cost: Cost | None) -> None:
-        """All of it, before the client hears of the end: what it refers to then is there."""
-        stored = StoredRun(
-            request_id=self.request_id,
-            route=self.route,
-            endpoint=self.endpoint,
-            created=time.time(),
-            caller=StoredCaller(tenant=self._tenant),
-            told=self.told,
-            digest=self.digest,
-            model=self._told["response"]["model"],
-        )
-        deltas = [
-            RunEvent(delta=RunEvent.Delta(index=answer.index, delta=without_tokens(delta)))
-            for delta in joined(self._deltas)
-        ]
-        if await self._gateway.runs.keep(stored, whole([answer], deltas, cost)):
-            metrics.runs.labels("kept").inc()
-        else:
-            self._told["response"]["store"] = False
-            answer.warnings.append(_NOT_KEPT)
+    async def _join(self, conversation: str, answer: Answer) -> None:
+        """Input and output become a part of it, before the client hears of the end."""
+        models = {self._told["response"]["model"], answer.model}  # asked, and has answered
+        said = self._input, self._items.output, models
+        try:
+            answer.warnings += await add_turn(
+                self._gateway, self._tenant, conversation, self.request_id, *said
+            )
+        except RedisAway:
+            answer.warnings.append(NOT_JOINED)
 
     def _opening(self) -> bytes:
         if self._opened:
@@ -260,6 +260,7 @@ def _echo(request: ResponsesRequest) -> dict[str, Any]:
     told = request.model_dump(exclude_none=True, by_alias=True)
     defaults: dict[str, Any] = {
         "background": False,
+        "conversation": None,
         "instructions": None,
         "max_output_tokens": None,
         "max_tool_calls": None,

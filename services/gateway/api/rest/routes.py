@@ -1,29 +1,33 @@
 """The HTTP interface: every path, its methods, and who answers them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from importlib import metadata
 from typing import Any
 
-import grpc
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.common.errors import PenstockError
 from services.common.redis import RedisAway
-from services.gateway.api.openapi.operations import OPERATIONS
+from services.gateway.api.openapi.operations.table import OPERATIONS
 from services.gateway.api.openapi.page import get_asset, get_document, get_page
-from services.gateway.api.rest import batches, files, responses, vector_stores
-from services.gateway.api.rest.anthropic_format import error_body as anthropics_error
-from services.gateway.api.rest.generation import (
-    chat_completions,
-    completions,
-    get_chat_completion,
+from services.gateway.api.rest import (
+    batches,
+    conversations,
+    files,
+    responses,
+    stored_chats,
+    uploads,
+    vector_stores,
 )
+from services.gateway.api.rest.anthropic_format import error_body as anthropics_error
+from services.gateway.api.rest.generation import chat_completions, completions
 from services.gateway.api.rest.http import Endpoint, Exchange, Handler, error_body
 from services.gateway.api.rest.lasting import refuse_key
 from services.gateway.api.rest.messages import create_message
 from services.gateway.api.rest.moderations import create_moderation
+from services.gateway.api.rest.not_offered import SHADOWED, no_such_path
 from services.gateway.api.rest.pooled import classify, embeddings, rerank, score
 from services.gateway.api.rest.queries import refuse_query, refuse_twice
 from services.gateway.api.rest.tokens import count_input, count_tokens, detokenize, tokenize
@@ -33,7 +37,7 @@ from services.gateway.ids import REQUEST, not_found
 from services.gateway.metering.refusals import EXPOSED
 from services.gateway.models import model_not_found
 from services.gateway.parts import Gateway
-from services.gateway.stores.vector_stores import storage_away
+from services.gateway.stores.vector_stores.vector_stores import storage_away
 
 _LABORIOUS = frozenset({"GET /v1/vector_stores/{store}/files/{file}/content"})
 """Looks at things that are work: a document is read anew."""
@@ -42,15 +46,32 @@ Plain = Callable[[Gateway, Exchange], Awaitable[None]]
 Signed = Callable[[Gateway, Exchange, Principal], Awaitable[None]]
 
 
+class _Router(Router):
+    """Starlette's. A path without parameters goes to its endpoint at once: each answer would be
+    within three coroutines of the router as long as it takes."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], otherwise: ASGIApp) -> None:
+        routes = [Route(endpoint.route, endpoint) for endpoint in endpoints]
+        super().__init__(routes, default=otherwise, redirect_slashes=False)
+        named: dict[str, ASGIApp] = {e.route: e for e in endpoints if "{" not in e.route}
+        self._named = named | dict.fromkeys(SHADOWED, otherwise)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        endpoint = self._named.get(scope["path"]) if scope["type"] == "http" else None
+        if endpoint is None:
+            return super().__call__(scope, receive, send)
+        return endpoint(scope, receive, send)  # type: ignore[return-value]
+
+
 def application(gateway: Gateway) -> ASGIApp:
     """The ASGI application."""
 
     def plain(handler: Plain) -> Handler:
         """Needs no API key, or asks for it by itself: a generation does, inside its trace."""
 
-        async def run(exchange: Exchange) -> None:
+        def run(exchange: Exchange) -> Awaitable[None]:
             refuse_undescribed(exchange)
-            await handler(gateway, exchange)
+            return handler(gateway, exchange)
 
         return run
 
@@ -72,8 +93,18 @@ def application(gateway: Gateway) -> ASGIApp:
         return run
 
     table: dict[str, dict[str, Handler]] = {
-        "/v1/chat/completions": {"POST": plain(chat_completions)},
-        "/v1/chat/completions/{completion}": {"GET": signed(get_chat_completion)},
+        "/v1/chat/completions": {
+            "GET": signed(stored_chats.list_chats),
+            "POST": plain(chat_completions),
+        },
+        "/v1/chat/completions/{completion}": {
+            "GET": signed(stored_chats.get_chat),
+            "POST": signed(stored_chats.update_chat),
+            "DELETE": signed(stored_chats.delete_chat),
+        },
+        "/v1/chat/completions/{completion}/messages": {
+            "GET": signed(stored_chats.list_messages),
+        },
         "/v1/completions": {"POST": plain(completions)},
         "/v1/responses": {"POST": plain(responses.create_response)},
         "/v1/responses/input_tokens": {"POST": plain(count_input)},
@@ -83,6 +114,20 @@ def application(gateway: Gateway) -> ASGIApp:
         },
         "/v1/responses/{response}/cancel": {"POST": signed(responses.cancel_response)},
         "/v1/responses/{response}/input_items": {"GET": signed(responses.list_input_items)},
+        "/v1/conversations": {"POST": signed(conversations.create_conversation)},
+        "/v1/conversations/{conversation}": {
+            "GET": signed(conversations.get_conversation),
+            "POST": signed(conversations.update_conversation),
+            "DELETE": signed(conversations.delete_conversation),
+        },
+        "/v1/conversations/{conversation}/items": {
+            "GET": signed(conversations.list_items),
+            "POST": signed(conversations.add_items),
+        },
+        "/v1/conversations/{conversation}/items/{item}": {
+            "GET": signed(conversations.get_item),
+            "DELETE": signed(conversations.delete_item),
+        },
         "/v1/messages": {"POST": plain(create_message)},
         "/v1/messages/count_tokens": {"POST": plain(count_tokens)},
         "/tokenize": {"POST": plain(tokenize)},
@@ -102,6 +147,10 @@ def application(gateway: Gateway) -> ASGIApp:
             "DELETE": signed(files.delete_file),
         },
         "/v1/files/{file}/content": {"GET": signed(files.get_content)},
+        "/v1/uploads": {"POST": signed(uploads.create_upload)},
+        "/v1/uploads/{upload}/parts": {"POST": signed(uploads.add_part)},
+        "/v1/uploads/{upload}/complete": {"POST": signed(uploads.complete_upload)},
+        "/v1/uploads/{upload}/cancel": {"POST": signed(uploads.cancel_upload)},
         "/v1/vector_stores": {
             "GET": signed(vector_stores.list_stores),
             "POST": signed(vector_stores.create_store),
@@ -153,10 +202,9 @@ def application(gateway: Gateway) -> ASGIApp:
         raise RuntimeError(f"permissions.py does not say what these need: {', '.join(unlisted)}")
     if undescribed := endpoints ^ OPERATIONS.keys():
         told = ", ".join(undescribed)
-        raise RuntimeError(f"openapi/operations.py describes something else than these: {told}")
-    routes = [
-        Route(path, Endpoint(path, methods, own, told_as=_told_as(path)))
-        for path, methods in table.items()
+        raise RuntimeError(f"openapi/operations describes something else than these: {told}")
+    of_paths = [
+        Endpoint(path, methods, own, told_as=_told_as(path)) for path, methods in table.items()
     ]
 
     async def otherwise(scope: Scope, receive: Receive, send: Send) -> None:
@@ -165,7 +213,7 @@ def application(gateway: Gateway) -> ASGIApp:
             unknown = Endpoint("unknown", {}, own, plain(no_such_path), told_as)
             await unknown(scope, receive, send)
 
-    router = Router(routes, default=otherwise, redirect_slashes=False)
+    router = _Router(of_paths, otherwise)
     if not own.cors_origins:
         return router
     return CORSMiddleware(
@@ -195,23 +243,12 @@ def refuse_undescribed(exchange: Exchange) -> None:
         refuse_key(exchange.headers)
 
 
-async def no_such_path(gateway: Gateway, exchange: Exchange) -> None:
-    raise PenstockError(
-        grpc.StatusCode.NOT_FOUND,
-        f"Unknown request URL: {exchange.method} {exchange.target[:200]}.",
-        stage="gateway",
-        reason="unknown_url",
-    )
-
-
 async def list_models(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     await exchange.reply_json({"object": "list", "data": await _models(gateway, principal)})
 
 
 async def get_model(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     name = exchange.path["model"]
-    if name != gateway.retrieval.embedding_model:
-        await gateway.models.find(name)  # which looks anew for one that is not known
     for model in await _models(gateway, principal):
         if model["id"] == name:
             return await exchange.reply_json(model)
@@ -219,8 +256,8 @@ async def get_model(gateway: Gateway, exchange: Exchange, principal: Principal) 
 
 
 async def _models(gateway: Gateway, principal: Principal) -> list[dict[str, Any]]:
-    """Those that the key may use; `context_window` (tokens) and `sampling`, its
-    checkpoint's defaults, are Penstock's additions."""
+    """Those that the key may use; `context_window` (tokens), `sampling`, its checkpoint's
+    defaults, and `parent`, whose adapter it is, are additions to OpenAI's."""
     models = [
         {
             "id": model.name,
@@ -229,6 +266,7 @@ async def _models(gateway: Gateway, principal: Principal) -> list[dict[str, Any]
             "owned_by": "penstock",
             "context_window": model.window,
             "sampling": dict(model.sampling),
+            **({"parent": model.parent} if model.parent else {}),
         }
         for model in await gateway.models.all()
     ]

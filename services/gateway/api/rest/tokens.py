@@ -12,7 +12,7 @@ from services.gateway.api.responses_schema import InputTokensRequest
 from services.gateway.api.rest.http import Exchange
 from services.gateway.api.rest.messages import authorization, check_query
 from services.gateway.api.rest.pooled import asked_of
-from services.gateway.api.rest.stored_responses import conversation
+from services.gateway.api.rest.stored_responses import said_before
 from services.gateway.api.schema import parse, read_aside
 from services.gateway.api.tokens_schema import DetokenizeRequest, TokenizeRequest
 from services.gateway.identity.principal import Principal
@@ -82,7 +82,7 @@ async def _count_input(
 ) -> Understood:
     limits = gateway.settings.gateway
     asked = await read_aside(len(body), lambda: parse(InputTokensRequest, body, limits))
-    before, size = await conversation(gateway, principal, place, asked.previous_response_id)
+    before, size = await said_before(gateway, principal, place, asked)
     chat = await read_aside(len(body) + size, lambda: asked.chat(before, limits))
     request = chat.request.prompt(0).request
     request.chat.whole = True

@@ -20,8 +20,8 @@ from services.gateway.api.schema import parse_body
 from services.gateway.identity.principal import Principal
 from services.gateway.parts import Gateway
 from services.gateway.runs.citations import filename, place
-from services.gateway.stores.searching import search
-from services.gateway.stores.store_files import told_attributes
+from services.gateway.stores.retrieval.searching import search
+from services.gateway.stores.vector_stores.store_files import told_attributes
 
 _POLL = {"openai-poll-after-ms": "100"}  # what OpenAI's client waits between two looks
 
@@ -45,7 +45,7 @@ async def get_store(gateway: Gateway, exchange: Exchange, principal: Principal) 
 async def update_store(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     body = await parse_body(AboutStore, await exchange.json_body())
     store = exchange.path["store"]
-    told = await vector_stores.update_store(gateway, principal.tenant, store, body)
+    told = await vector_stores.update_store(gateway, principal, store, body)
     await exchange.reply_json(told)
 
 
@@ -56,7 +56,7 @@ async def delete_store(gateway: Gateway, exchange: Exchange, principal: Principa
 
 async def reindex_store(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
     store = exchange.path["store"]
-    await exchange.reply_json(await vector_stores.reindex_store(gateway, principal.tenant, store))
+    await exchange.reply_json(await vector_stores.reindex_store(gateway, principal, store))
 
 
 async def cancel_reindexing(gateway: Gateway, exchange: Exchange, principal: Principal) -> None:
@@ -153,6 +153,10 @@ async def search_store(gateway: Gateway, exchange: Exchange, principal: Principa
     told: dict[str, Any] = {"warning": found.warning} if found.warning else {}
     if found.age_s:
         told["age_s"] = round(found.age_s, 3)
+    if found.reranking.by:
+        told["reranked"] = found.reranking.by
+    if found.reranking.failed:
+        told["not_reranked"] = found.reranking.failed
     passages: list[dict[str, Any]] = [
         {
             "file_id": passage.source_id,

@@ -92,6 +92,7 @@ async def _tell(
                 await front.write(answer, [event.delta.delta])
             elif event.HasField("finished"):
                 ordered = [answers[index] for index in sorted(answers)]
+                ordered[0].warnings.extend(event.finished.warnings)
                 await front.finish(ordered, cost_of(event.finished))
                 return True
             elif event.HasField("failed"):

@@ -23,7 +23,7 @@ from services.gateway.runs.lasting.failures import (
     lost,
     too_large,
 )
-from services.gateway.runs.lasting.run import Run
+from services.gateway.runs.lasting.run import EndingOf, Run
 from services.gateway.runs.lasting.store import Hold, RunStore
 from services.gateway.runs.lasting.stored import caller_of, failed, text_of
 from services.gateway.runs.lasting.takeover import taken_over
@@ -43,8 +43,9 @@ _WHY = {"cancelled": cancelled, "full": too_large, "away": away}  # an end that 
 
 
 class OwnRuns:
-    def __init__(self, store: RunStore, lease_s: float) -> None:
+    def __init__(self, store: RunStore, lease_s: float, ending_of: EndingOf) -> None:
         self.store = store
+        self._ending_of = ending_of
         self._lease_s = lease_s
         self._runs: dict[str, Run] = {}
         self._gateway: Gateway | None = None
@@ -72,6 +73,7 @@ class OwnRuns:
         return len(self._runs)
 
     def run(self, run: Run, principal: Principal) -> None:
+        assert self._gateway is not None
         self._runs[run.request_id] = run
         run.task = asyncio.create_task(self._carry(run, principal), name=f"run {run.request_id}")
         run.task.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -166,6 +168,7 @@ class OwnRuns:
 
     async def _take_over(self, hold: Hold, killed: int) -> None:
         """Raises one of `RedisAway`."""
+        assert self._gateway is not None
         if killed > MAX_KILLED:  # before anything of it is looked at
             return await self._end(hold, gave_up())
         metrics.runs.labels("taken_over").inc()
@@ -174,7 +177,10 @@ class OwnRuns:
             stored = await self.store.find(hold.place)
             if stored is None:
                 return
-            run = await taken_over(self.store, hold, stored, keeps_ids=self.keeps_ids)
+            ending = await self._ending_of(self._gateway, stored)
+            run = await taken_over(
+                self.store, hold, stored, ending=ending, keeps_ids=self.keeps_ids
+            )
             principal = caller_of(stored.caller)
         except RedisAway:
             raise

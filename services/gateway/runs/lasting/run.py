@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
 from protos.runs_pb2 import RunEvent, RunEvents, StoredRun
 from protos.tokenizer_pb2 import TextDelta
@@ -11,9 +12,10 @@ from services.common.redis import RedisAway
 from services.gateway.identity.principal import Principal
 from services.gateway.intake import Place
 from services.gateway.metering.prices import Cost
+from services.gateway.parts import Gateway
 from services.gateway.runs.delivery import joined
 from services.gateway.runs.lasting.failures import away, cancelled, lost
-from services.gateway.runs.lasting.store import Hold, RunStore, Verdict
+from services.gateway.runs.lasting.store import Hold, RunStore
 from services.gateway.runs.lasting.stored import (
     begun,
     failed,
@@ -23,10 +25,18 @@ from services.gateway.runs.lasting.stored import (
 )
 from services.gateway.runs.prompt import Answer, Prompt
 
+T = TypeVar("T")
 GATHER_S = 0.05  # events that come within this are written at once
 _RETRY_S = 0.2  # while Redis is away
 _MAX_UNWRITTEN = 4 * 2**20  # bytes of deltas: with more, the answer waits for Redis
 _PATIENCE_S = 10.0  # with Redis, for the first write: until then nobody is told of it
+
+
+Ending = Callable[[], Awaitable[Sequence[str]]]
+"""What is done with an answer that is whole, before its end is told: it may be carried out twice,
+which is the same as once. Returns what could not be done. Raises one of `RedisAway`."""
+
+EndingOf = Callable[[Gateway, StoredRun], Awaitable[Ending | None]]
 
 
 class Run:
@@ -45,10 +55,12 @@ class Run:
         stored: StoredRun,
         prompts: list[Prompt],
         *,
+        ending: Ending | None,
         keeps_ids: bool,
         traceparent: str | None = None,
     ) -> None:
-        """`keeps_ids`: the answer's tokens are stored while it runs."""
+        """`ending`: None: nothing is to be done. `keeps_ids`: the answer's tokens are stored while
+        it runs. `stored` may be large, and is not kept: Redis has it."""
         self.hold = hold
         self.traceparent = traceparent
         self.request_id = stored.request_id
@@ -64,6 +76,7 @@ class Run:
         self._was_anothers = False
         self._store = store
         self._prompts = prompts
+        self._ending = ending
         self._size = stored.ByteSize()
         self._keeps_ids = keeps_ids
         self._told: set[int] = set()  # answers, by their index
@@ -132,14 +145,21 @@ class Run:
             if answer.index not in self._told:
                 await self.write(answer, [])
         await self._write()
+        warnings = await self._end()
         self.finishing = True
         self._seq += 1
-        events = _packed(finished(cost))
+        events = _packed(finished(cost, warnings))
         verdict = await _until_taken(lambda: self._store.finish(self.hold, self._seq, events))
-        if verdict == "cancelled":
-            raise cancelled()
-        if verdict != "ok":
-            raise lost()
+        if verdict != "gone" or self._ending is None:
+            _check(verdict)  # sealed it ends in no other way: it was deleted behind its end
+
+    async def _end(self) -> Sequence[str]:
+        """Does what is to be done with the answer, once however many gateways come to this: what of
+        it could not be."""
+        if self._ending is None:
+            return ()
+        _check(await _until_taken(lambda: self._store.seal(self.hold)))
+        return await _until_taken(self._ending)
 
     # ---- its end ------------------------------------------------------------------------------
 
@@ -230,7 +250,15 @@ def _packed(event: RunEvent) -> str:
     return text_of(RunEvents(events=[event]))
 
 
-async def _until_taken(write: Callable[[], Awaitable[Verdict | None]]) -> Verdict | None:
+def _check(verdict: str) -> None:
+    """Of a run that was to end."""
+    if verdict == "cancelled":
+        raise cancelled()
+    if verdict != "ok":
+        raise lost()
+
+
+async def _until_taken(write: Callable[[], Awaitable[T]]) -> T:
     """However long Redis is away."""
     while True:
         try:

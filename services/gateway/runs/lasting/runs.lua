@@ -7,7 +7,8 @@
 -- Keys, all below KEYS[1] (one hash slot). Ids, numbers and hashes have no colon, so that no tenant's
 -- name can make another's key:
 --   :due                        zset    "tenant:id" -> when its owner is taken for dead, µs
---   :run:<tenant>:<id>          hash    state (runs, ended), owner, epoch, body, name, seq, taken, cancelled
+--   :run:<tenant>:<id>          hash    state (runs, ended), owner, epoch, body, name, seq, taken, cancelled, sealed,
+--                                       about (what lists tell of it; only of those that are in some)
 --   :events:<tenant>:<id>       stream  <seq>-0 -> e: events; one entry for each write
 --   :ids:<tenant>:<id>:<index>  string  the tokens of an answer; only while it runs
 --   :all:<tenant>               zset    id -> when it began, s
@@ -17,17 +18,19 @@
 --   :told:<tenant>:<id>         channel "seq events" of each write; "" when the run is gone
 --
 -- ARGV: op, kept (s), most (runs of a tenant), room (bytes of a tenant), lease (µs), then
---   begin    tenant, id, owner, body, name, digest, resumes  -> begun (epoch 1) | same <id> | other | full | none:
+--   begin    tenant, id, owner, body, name, digest, resumes, about  -> begun (epoch 1) | same <id> | other | full | none:
 --            `resumes` (1 or 0): its client has events of it already, so it must be there
 --   add      tenant, id, epoch, seq, events, (index, ids)*  -> ok | lost | cancelled | full
---   finish   tenant, id, epoch, seq, events  -> ok | lost | cancelled
+--   seal     tenant, id, epoch  -> ok | lost | cancelled: its answer is whole, and is cancelled no more
+--   finish   tenant, id, epoch, seq, events  -> ok | lost | cancelled | gone
 --   fail     tenant, id, epoch, events  -> ok | lost | cancelled: its last write; its name is free
 --   refuse   tenant, id, epoch, events  -> it was not let in: whoever waits under its name hears why
 --   renew    tenant, id, epoch  -> ok | lost | cancelled
 --   release  tenant, id, epoch, after (µs)  -> whoever claims it then has it
 --   claim    owner  -> tenant, id, epoch, how many owners it has killed; or nothing
---   keep     tenant, id, body, events  -> ok | full: a run that is whole already
---   cancel   tenant, id, events  -> none | ended | cancelled: these are its last words
+--   keep     tenant, id, body, events, about  -> ok | full: a run that is whole already
+--   describe tenant, id, before, after  -> ok | gone | changed | full: of what is told about it
+--   cancel   tenant, id, events  -> none | ended | sealed: it ends soon | cancelled: these are its last words
 --   drop     tenant, id  -> how many there were
 
 local root = KEYS[1]
@@ -152,7 +155,7 @@ end
 
 local ops = {}
 
-function ops.begin(tenant, id, owner, body, name, digest, resumes)
+function ops.begin(tenant, id, owner, body, name, digest, resumes, about)
   local run = key('run', tenant, id)
   if call('EXISTS', run) == 1 then return {'begun', id} end
   local at = key('name', tenant, name)
@@ -165,11 +168,12 @@ function ops.begin(tenant, id, owner, body, name, digest, resumes)
     end
   end
   if resumes == '1' then return {'none'} end
-  if not make_room(tenant, 1, #body) then return {'full'} end
+  if not make_room(tenant, 1, #body + #about) then return {'full'} end
   call('HSET', run, 'state', 'runs', 'owner', owner, 'epoch', 1, 'body', body, 'name', name,
     'seq', 0)
+  if about ~= '' then call('HSET', run, 'about', about) end
   call('ZADD', key('all', tenant), whole(now / 1e6), id)
-  grow(tenant, id, #body)
+  grow(tenant, id, #body + #about)
   if name ~= '' then call('SET', at, id .. ' ' .. digest, 'EX', kept) end
   lives_on(tenant, id)
   return {'begun', id}
@@ -193,12 +197,19 @@ function ops.add(tenant, id, epoch, seq, events, ...)
   return 'ok'
 end
 
+function ops.seal(tenant, id, epoch)
+  local verdict = standing(tenant, id, epoch)
+  if verdict == 'ok' then call('HSET', key('run', tenant, id), 'sealed', 1) end
+  return verdict
+end
+
 function ops.finish(tenant, id, epoch, seq, events)
   local verdict = standing(tenant, id, epoch)
   if verdict == 'ok' then close(tenant, id, seq, events) end
   if verdict ~= 'lost' then return verdict end
   local state, holds, last = unpack(
     call('HMGET', key('run', tenant, id), 'state', 'epoch', 'seq'))
+  if not state then return 'gone' end
   return state == 'ended' and holds == epoch and last == seq and 'ok' or 'lost'
 end
 
@@ -221,7 +232,7 @@ function ops.refuse(tenant, id, epoch, events)
     unaccount(tenant, id)
     tell(tenant, id, 1, events)
     call('HSET', run, 'state', 'ended')
-    call('HDEL', run, 'owner', 'body')
+    call('HDEL', run, 'owner', 'body', 'about') -- it counts as nobody's from here on
     for _, at in ipairs({'run', 'events'}) do call('EXPIRE', key(at, tenant, id), HEARD) end
   end
   return 'ok'
@@ -266,22 +277,37 @@ function ops.claim(owner)
   end
 end
 
-function ops.keep(tenant, id, body, events)
+function ops.keep(tenant, id, body, events, about)
   local run = key('run', tenant, id)
   if call('EXISTS', run) == 1 then return 'ok' end
-  if not make_room(tenant, 1, #body + #events) then return 'full' end
+  if not make_room(tenant, 1, #body + #events + #about) then return 'full' end
   call('HSET', run, 'state', 'ended', 'body', body, 'name', '')
+  if about ~= '' then call('HSET', run, 'about', about) end
   call('ZADD', key('all', tenant), whole(now / 1e6), id)
-  grow(tenant, id, #body)
+  grow(tenant, id, #body + #about)
   write(tenant, id, 1, events)
+  return 'ok'
+end
+
+-- Nothing makes room for it: that may be the run itself.
+function ops.describe(tenant, id, before, after)
+  local run = key('run', tenant, id)
+  local about = call('HGET', run, 'about')
+  if not about then return 'gone' end
+  if about ~= before then return 'changed' end
+  if not fits(tenant, 0, #after - #before) then return 'full' end
+  call('HSET', run, 'about', after)
+  call('HINCRBY', key('sizes', tenant), id, whole(#after - #before))
+  call('INCRBY', key('bytes', tenant), whole(#after - #before))
   return 'ok'
 end
 
 function ops.cancel(tenant, id, events)
   local run = key('run', tenant, id)
-  local state = call('HGET', run, 'state')
+  local state, sealed = unpack(call('HMGET', run, 'state', 'sealed'))
   if not state then return 'none' end
   if state == 'ended' then return 'ended' end
+  if sealed then return 'sealed' end
   close_failed(tenant, id, events)
   call('HSET', run, 'cancelled', 1)
   return 'cancelled'

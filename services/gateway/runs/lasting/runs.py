@@ -4,18 +4,18 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import NamedTuple
 
 from protos.runs_pb2 import RunEvent, RunEvents, StoredRun
 from services.common.config import RunsSettings
+from services.common.fairness.shares import Shares
 from services.common.redis import Redis, RedisAway, RedisError
-from services.common.shares import Shares
 from services.gateway import metrics
 from services.gateway.identity.principal import Principal
 from services.gateway.ids import REQUEST
-from services.gateway.intake import refused
+from services.gateway.intake import Holding, refused
 from services.gateway.parts import Gateway
 from services.gateway.runs.front import LastingFront
 from services.gateway.runs.lasting.failures import (
@@ -27,8 +27,8 @@ from services.gateway.runs.lasting.failures import (
 )
 from services.gateway.runs.lasting.feeds import Feeds
 from services.gateway.runs.lasting.own import OwnRuns
-from services.gateway.runs.lasting.run import Run
-from services.gateway.runs.lasting.store import Hold, RunStore
+from services.gateway.runs.lasting.run import EndingOf, Run
+from services.gateway.runs.lasting.store import Hold, Place, RunStore
 from services.gateway.runs.lasting.stored import (
     failed,
     stored_caller,
@@ -52,11 +52,21 @@ class Begun(NamedTuple):
 class Runs:
     """Of one gateway."""
 
-    def __init__(self, redis: Redis, namespace: str, owner: str, settings: RunsSettings) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        namespace: str,
+        owner: str,
+        settings: RunsSettings,
+        ending_of: EndingOf,
+    ) -> None:
+        """`ending_of`: what is done with a run's answer before its end is told, if there is
+        anything."""
         self.store = RunStore(redis, namespace, owner, settings)
         self._feeds = Feeds(redis, self.store, settings.lease_s)
         self._followers = Shares(settings.max_followers)
-        self._own = OwnRuns(self.store, settings.lease_s)
+        self._ending_of = ending_of
+        self._own = OwnRuns(self.store, settings.lease_s, ending_of)
         self._gateway: Gateway | None = None
 
     def start(self, gateway: Gateway) -> None:
@@ -90,12 +100,16 @@ class Runs:
             digest=front.digest,
             model=model,
         )
-        hold, name = Hold(principal.tenant, front.request_id), ""
-        if front.key:
-            name = hashlib.sha256(f"{principal.user}\0{front.key}".encode()).hexdigest()
+        hold = Hold(principal.tenant, front.request_id)
+        name = _name(principal, front.key) if front.key else ""
         try:
             what, *id = await self.store.begin(
-                hold.place, text_of(stored), name, front.digest, resumes=front.resumes
+                hold.place,
+                text_of(stored),
+                name,
+                front.digest,
+                resumes=front.resumes,
+                about=front.about,
             )
         except RedisAway:
             raise away() from None
@@ -114,10 +128,18 @@ class Runs:
             hold,
             stored,
             list(prompts),
+            ending=await self._ending_of(self._gateway, stored),
             keeps_ids=self._own.keeps_ids,
             traceparent=front.traceparent,
         )
         return Begun(front.request_id, run)
+
+    async def named(self, principal: Principal, key: str) -> str:
+        """The id of the run that was begun under this idempotency key; empty: there is none."""
+        try:
+            return await self.store.named(principal.tenant, _name(principal, key))
+        except RedisAway:
+            raise away() from None
 
     async def let_in(self, run: Run, principal: Principal, *, asked_to_last: bool) -> None:
         """Starts a run that was begun. Returns once it is past its limits, and that is written:
@@ -133,13 +155,15 @@ class Runs:
         if why is not None:
             raise why
 
-    async def find(self, principal: Principal, id: str) -> StoredRun | None:
-        """The tenant's, for callers who may use its model. Raises PERMISSION_DENIED; UNAVAILABLE
-        while Redis is away."""
+    async def find(self, principal: Principal, id: str, hold: Holding) -> StoredRun | None:
+        """The tenant's, for callers who may use its model; `hold`: of all that is kept of it.
+        Raises PERMISSION_DENIED; UNAVAILABLE while Redis is away; what `hold` does."""
         if not REQUEST.fits(id):
             return None
+        place = (principal.tenant, id)
         try:
-            stored = await self.store.find((principal.tenant, id))
+            hold(await self.store.size(place))
+            stored = await self.store.find(place)
         except RedisAway:
             raise away() from None
         if stored is not None:
@@ -179,33 +203,67 @@ class Runs:
 
     async def so_far(self, principal: Principal, id: str) -> AsyncGenerator[RunEvent, None]:
         """What there is now. Raises as `events`, and at once."""
-        after, more = 0, True
-        while more:
-            try:
-                page = await self.store.read((principal.tenant, id), after)
-            except RedisAway:
-                raise away() from None
-            for event in page.events:
-                if event.HasField("begun"):
-                    principal.authorize(event.begun.model)
-                yield event
-            after, more = page.entries[-1].seq if page.entries else after, page.more
+        try:
+            async with aclosing(self.store.written((principal.tenant, id))) as events:
+                async for event in events:
+                    if event.HasField("begun"):
+                        principal.authorize(event.begun.model)
+                    yield event
+        except RedisAway:
+            raise away() from None
 
-    async def keep(self, stored: StoredRun, events: RunEvents) -> bool:
-        """An answer that is whole; whether it was taken."""
+    async def keep(self, stored: StoredRun, events: RunEvents, about: str = "") -> bool:
+        """An answer that is whole; whether it was taken. `about`: of one that is in lists."""
         assert self._gateway is not None
         place = (stored.caller.tenant, stored.request_id)
         if self._gateway.files.room.full:
             return False
         try:
-            return await self.store.keep(place, text_of(stored), text_of(events)) == "ok"
+            told = text_of(stored), text_of(events), about
+            return await self.store.keep(place, *told) == "ok"
         except (*RedisAway, RedisError) as error:
             log.warning("an answer is not stored: %s", type(error).__name__)
             return False
 
+    async def ids(self, tenant: str) -> list[str]:
+        """First to last; some may be gone."""
+        try:
+            return await self.store.ids(tenant)
+        except RedisAway:
+            raise away() from None
+
+    async def about(self, tenant: str, ids: Sequence[str]) -> list[str | None]:
+        """What was told about those that are in lists, and of the others None."""
+        try:
+            return await self.store.about(tenant, ids)
+        except RedisAway:
+            raise away() from None
+
+    async def listed(self, tenant: str, ids: Sequence[str]) -> list[tuple[str | None, int]]:
+        """As `about`, and bytes that are kept of its answers."""
+        try:
+            return await self.store.listed(tenant, ids)
+        except RedisAway:
+            raise away() from None
+
+    async def describe(self, tenant: str, id: str, change: Callable[[str], str]) -> bool:
+        """Tells something else about one that is in lists; False: it is gone."""
+        while True:
+            (before,) = await self.about(tenant, [id])
+            if before is None:
+                return False
+            try:
+                outcome = await self.store.describe((tenant, id), before, change(before))
+            except RedisAway:
+                raise away() from None
+            if outcome == "full":
+                raise too_large()
+            if outcome != "changed":
+                return outcome == "ok"
+
     async def cancel(self, tenant: str, id: str) -> None:
         """It has ended when this returns, whoever runs it: its owner stops at its next write or
-        look. What has ended before stays as it is."""
+        look. What has ended before stays as it is; what is sealed is waited for."""
         last = text_of(RunEvents(events=[failed(cancelled())]))
         try:
             what = await self.store.cancel((tenant, id), last)
@@ -213,6 +271,17 @@ class Runs:
             raise away() from None
         if what == "cancelled":
             self._own.cancel(id)
+        elif what == "sealed":
+            await self._end_of((tenant, id))
+
+    async def _end_of(self, place: Place) -> None:
+        try:
+            async with aclosing(self._feeds.follow(place, _PATIENCE_S)) as events:
+                async for event in events:
+                    if event.HasField("finished") or event.HasField("failed"):
+                        return
+        except RedisAway:
+            raise away() from None
 
     async def drop(self, tenant: str, id: str) -> bool:
         await self.cancel(tenant, id)
@@ -220,3 +289,8 @@ class Runs:
             return await self.store.drop((tenant, id))
         except RedisAway:
             raise away() from None
+
+
+def _name(principal: Principal, key: str) -> str:
+    """Of a caller's idempotency key."""
+    return hashlib.sha256(f"{principal.user}\0{key}".encode()).hexdigest()

@@ -1,6 +1,6 @@
 """Runs in Redis (runs.lua), as a gateway calls it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -64,13 +64,20 @@ class RunStore:
         self._bounds = (round(own.kept_s), own.kept, own.max_bytes_per_tenant, lease)
 
     async def begin(
-        self, place: Place, body: str, name: str, digest: str, *, resumes: bool = False
+        self,
+        place: Place,
+        body: str,
+        name: str,
+        digest: str,
+        *,
+        resumes: bool = False,
+        about: str = "",
     ) -> list[str]:
         """["begun", id], which is this gateway's by the first epoch, ["same", another's id],
         ["other"], ["full"], or ["none"] where `resumes` goes on with one that is not there; `name`:
-        an idempotency key's hash, or empty. Until the first write of it nobody else runs it: left
-        alone it is dropped."""
-        told = (body, name, digest, int(resumes))
+        an idempotency key's hash, or empty; `about`: of one that lists tell of. Until the first
+        write of it nobody else runs it: left alone it is dropped."""
+        told = (body, name, digest, int(resumes), about)
         return list(await self._call("begin", *place, self._owner, *told))
 
     async def add(
@@ -81,9 +88,15 @@ class RunStore:
         verdict: Verdict = await self._call("add", *hold, seq, events, *told)
         return verdict
 
-    async def finish(self, hold: Hold, seq: int, events: str) -> Verdict:
-        """Its last write: the answer is whole."""
-        verdict: Verdict = await self._call("finish", *hold, seq, events)
+    async def seal(self, hold: Hold) -> Verdict:
+        """Its answer is whole: from here on it is not cancelled."""
+        verdict: Verdict = await self._call("seal", *hold)
+        return verdict
+
+    async def finish(self, hold: Hold, seq: int, events: str) -> Verdict | Literal["gone"]:
+        """Its last write: the answer is whole. "gone": it was deleted, perhaps behind this very
+        write."""
+        verdict: Verdict | Literal["gone"] = await self._call("finish", *hold, seq, events)
         return verdict
 
     async def fail(self, hold: Hold, events: str) -> Verdict:
@@ -108,24 +121,77 @@ class RunStore:
         told = await self._call("claim", self._owner)
         return (Hold(told[0], told[1], int(told[2])), int(told[3])) if told else None
 
-    async def keep(self, place: Place, body: str, events: str) -> Verdict:
+    async def keep(self, place: Place, body: str, events: str, about: str = "") -> Verdict:
         """A run that is whole already."""
-        verdict: Verdict = await self._call("keep", *place, body, events)
+        verdict: Verdict = await self._call("keep", *place, body, events, about)
         return verdict
 
-    async def cancel(self, place: Place, events: str) -> Literal["none", "ended", "cancelled"]:
-        """Ends what runs, at once: `events` are its last, and its owner writes no more."""
-        verdict: Literal["none", "ended", "cancelled"] = await self._call("cancel", *place, events)
+    async def cancel(
+        self, place: Place, events: str
+    ) -> Literal["none", "ended", "sealed", "cancelled"]:
+        """Ends what runs, at once: `events` are its last, and its owner writes no more. Nothing of
+        what is sealed: that ends soon."""
+        verdict: Literal["none", "ended", "sealed", "cancelled"]
+        verdict = await self._call("cancel", *place, events)
         return verdict
 
     async def drop(self, place: Place) -> bool:
         return bool(await self._call("drop", *place))
 
+    async def describe(
+        self, place: Place, before: str, after: str
+    ) -> Literal["ok", "gone", "changed", "full"]:
+        """Tells something else about one that lists tell of, where that is still `before`."""
+        outcome: Literal["ok", "gone", "changed", "full"]
+        outcome = await self._call("describe", *place, before, after)
+        return outcome
+
     # ---- reading ------------------------------------------------------------------------------
+
+    async def named(self, tenant: str, name: str) -> str:
+        """The id of the run that was begun under an idempotency key's hash; empty: there is
+        none."""
+        return str(await self._redis.get(self._key("name", tenant, name)) or "").partition(" ")[0]
+
+    async def written(self, place: Place) -> AsyncGenerator[RunEvent, None]:
+        """All that there is now, from the first on."""
+        after, more = 0, True
+        while more:
+            page = await self.read(place, after)
+            for event in page.events:
+                yield event
+            after, more = page.entries[-1].seq if page.entries else after, page.more
+
+    async def ids(self, tenant: str) -> list[str]:
+        """Of all the tenant's, first to last; some may be gone."""
+        return list(map(str, await self._redis.zrange(self._key("all", tenant), 0, -1)))
+
+    async def about(self, tenant: str, ids: Sequence[str]) -> list[str | None]:
+        """Of each what is told about it; None of what is in no list, or gone."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for id in ids:
+                pipe.hget(self._key("run", tenant, id), "about")
+            return list(await pipe.execute())
+
+    async def listed(self, tenant: str, ids: Sequence[str]) -> list[tuple[str | None, int]]:
+        """As `about`, and bytes that are kept of it beside its request."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for id in ids:
+                pipe.hget(self._key("run", tenant, id), "about")
+                pipe.hget(self._key("sizes", tenant), id)
+                pipe.hstrlen(self._key("run", tenant, id), "body")
+            told = await pipe.execute()
+        each = zip(told[0::3], told[1::3], told[2::3], strict=True)
+        return [(about, int(size or 0) - body) for about, size, body in each]
 
     async def find(self, place: Place) -> StoredRun | None:
         body = await self._redis.hget(self._key("run", *place), "body")
         return None if body is None else run_of(str(body))
+
+    async def size(self, place: Place) -> int:
+        """Bytes that are kept of it: its request, and its events so far."""
+        tenant, id = place
+        return int(await self._redis.hget(self._key("sizes", tenant), id) or 0)
 
     async def read(self, place: Place, after: int = 0) -> Page:
         """What was written behind number `after`, some of it at once."""

@@ -76,7 +76,7 @@ def stored_prompt(prompt: Prompt) -> StoredPrompt:
 
 def prompt_of(stored: StoredPrompt) -> Prompt:
     return Prompt(
-        request=stored.request,
+        stored.request,
         stores=tuple(stored.stores),
         max_passages=stored.max_passages,
         question=stored.question,
@@ -126,10 +126,10 @@ def without_tokens(delta: TextDelta) -> TextDelta:
     return delta
 
 
-def finished(cost: Cost | None) -> RunEvent:
-    if cost is None:
-        return RunEvent(finished=RunEvent.Finished())
-    told = RunEvent.Finished(priced=True, nanos=cost.nanos, currency=cost.currency)
+def finished(cost: Cost | None, warnings: Iterable[str] = ()) -> RunEvent:
+    told = RunEvent.Finished(warnings=warnings)
+    if cost is not None:
+        told.priced, told.nanos, told.currency = True, cost.nanos, cost.currency
     return RunEvent(finished=told)
 
 

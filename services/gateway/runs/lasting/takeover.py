@@ -4,13 +4,15 @@ from collections.abc import Sequence
 
 from protos.runs_pb2 import RunEvent, StoredRun
 from protos.tokenizer_pb2 import TextDelta
-from services.gateway.runs.lasting.run import Run
+from services.gateway.runs.lasting.run import Ending, Run
 from services.gateway.runs.lasting.store import Hold, RunStore
 from services.gateway.runs.lasting.stored import answer_of, prompt_of
 from services.gateway.runs.prompt import Answer, Prompt, SoFar
 
 
-async def taken_over(store: RunStore, hold: Hold, stored: StoredRun, *, keeps_ids: bool) -> Run:
+async def taken_over(
+    store: RunStore, hold: Hold, stored: StoredRun, *, ending: Ending | None, keeps_ids: bool
+) -> Run:
     """It goes on behind its last event. Raises one of `RedisAway`."""
     prompts = [prompt_of(prompt) for prompt in stored.prompts]
     events: list[RunEvent] = []
@@ -31,7 +33,7 @@ async def taken_over(store: RunStore, hold: Hold, stored: StoredRun, *, keeps_id
         if event.HasField("delta"):
             deltas[event.delta.index].append(event.delta.delta)
     _begin(prompts, answers, deltas, ids)
-    run = Run(store, hold, stored, prompts, keeps_ids=keeps_ids)
+    run = Run(store, hold, stored, prompts, ending=ending, keeps_ids=keeps_ids)
     run.goes_on(seq, list(answers.values()))
     return run
 
@@ -58,7 +60,8 @@ def _begin(
                 prompt.request.chat.passages.extend(one.passages)
         if own:
             told = [delta for index in own for delta in deltas[index]]
-            anew = not all(_known(deltas[index], ids[index]) for index in own)
+            is_whole = sum(bool(delta.finish) for delta in told) == count  # nothing is to be made
+            anew = not (is_whole or all(_known(deltas[index], ids[index]) for index in own))
             for delta in told:
                 delta.ClearField("token_ids")
             if not anew:

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from protos.common_pb2 import Message
-from services.common.content import text_of
 from services.common.errors import PenstockError
+from services.common.text.content import text_of
 from services.gateway import metrics
 from services.gateway.identity.principal import Principal
 from services.gateway.metering.meter import Metered

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from protos.common_pb2 import ContentPart, Message, Sampling, Usage
 from protos.tokenizer_pb2 import Chat, PromptRequest
 from services.common.errors import PenstockError
-from services.common.spans import Span
-from services.common.telemetry import traceparent
+from services.common.telemetry.spans import Span
+from services.common.telemetry.telemetry import traceparent
 from services.gateway.identity.principal import Principal
 from services.gateway.metering.estimate import expected
 from services.gateway.metering.meter import Metered
@@ -72,7 +72,7 @@ async def _answer(
     timeout_s = gateway.settings.retrieval.rewriting_timeout_s
     stream = TextStream(
         gateway.tokenizers,
-        request,
+        request.SerializeToString(),
         patience_s=timeout_s,
         deadline=time.monotonic() + timeout_s,
         traceparent=traceparent(span),

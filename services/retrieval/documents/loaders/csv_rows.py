@@ -29,13 +29,16 @@ def _read(text: str, delimiter: str, limits: Limits) -> list[Section]:
     names = [name.strip() for name in first]
     rows = Rows(limits.chars)
     number = 1
-    if not _is_header(names):
+    if not (headed := _is_header(names)):
         names = [f"column {column}" for column in range(1, len(first) + 1)]
         rows.add(number, zip(names, first, strict=True))
     for number, row in enumerate(lines, 2):
         names.extend(f"column {column}" for column in range(len(names) + 1, len(row) + 1))
         rows.add(number, zip(names, row, strict=False))
-    return rows.sections()
+    sections = rows.sections()
+    if headed and first and not sections:
+        raise RefusedError("has a header and no rows below it")
+    return sections
 
 
 def _rows(text: str, delimiter: str) -> Iterator[list[str]]:

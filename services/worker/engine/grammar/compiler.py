@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
-from services.common.lark import literal
+from services.common.text.lark import literal
 from services.worker.engine.grammar.library import GrammarError, Missing, State, Vocabulary
 from services.worker.engine.grammar.matcher import (
     Allowance,

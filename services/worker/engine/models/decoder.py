@@ -3,8 +3,8 @@
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
-from services.worker.engine.model_config import ModelConfig
 from services.worker.engine.models import parts
+from services.worker.engine.models.config import ModelConfig
 from services.worker.engine.models.layers import Ops, Rows, Vector, Weights
 
 Layer = TypeVar("Layer")

@@ -5,11 +5,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.worker.engine.model_config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models import parts
+from services.worker.engine.models.config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models.decoder import Decoder
 from services.worker.engine.models.layers import Ops, Rows, Vector, Weights
-from services.worker.engine.rope_config import RopeConfig
+from services.worker.engine.models.rope_config import RopeConfig
 
 ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
 HEAD_DIM = 256

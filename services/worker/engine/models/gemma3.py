@@ -1,9 +1,9 @@
 """Gemma 3's text model (arXiv 2503.19786): a Gemma 2 that norms queries and keys instead of capping
 their scores; five layers of six have a window, and a rotary embedding of their own."""
 
-from services.worker.engine.model_config import Fields, ModelConfig
+from services.worker.engine.models.config import Fields, ModelConfig
 from services.worker.engine.models.gemma2 import HEAD_DIM, read_gemma
-from services.worker.engine.rope_config import RopeConfig
+from services.worker.engine.models.rope_config import RopeConfig
 
 
 def read(fields: Fields) -> ModelConfig:

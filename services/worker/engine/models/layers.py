@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from kernels.heads import QkNorm, Scores
+from kernels.mixture import Mixture
 
 Matrix = Any
 Vector = Any
@@ -44,7 +45,8 @@ class Ops(Protocol):
         """x W^T + bias."""
 
     def add(self, x: Rows, y: Rows) -> Rows:
-        """x + y, of which y was computed last, by `linear` or `norm`, and x is not used again."""
+        """x + y, of which y was computed last, by `linear`, `experts` or `norm`, and x is not used
+        again."""
 
     def add_norm(self, x: Rows, y: Rows, weight: Vector, epsilon: float) -> tuple[Rows, Rows]:
         """`add`, and the `norm` of that."""
@@ -54,6 +56,9 @@ class Ops(Protocol):
 
     def gelu_mul(self, x: Rows) -> Rows:
         """gelu, by tanh, of the first half of each row, times the second."""
+
+    def experts(self, x: Rows, mixture: Mixture[Matrix]) -> Rows:
+        """Of each row the sum of what its chosen experts make of it: [rows, width]."""
 
     def rotary(self, qkv: Rows, layer: int, rope: int = 0, norm: QkNorm | None = None) -> Rows:
         """Of [heads + 2 kv_heads, dim] a token: norms queries and keys, turns them by the

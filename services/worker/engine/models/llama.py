@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from services.worker.engine.model_config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models import parts
+from services.worker.engine.models.config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models.decoder import Decoder
 from services.worker.engine.models.layers import Ops, Rows, Vector, Weights
 
@@ -21,7 +21,7 @@ class Layer:
     attention_norm: Vector
     attention: parts.Attention
     mlp_norm: Vector
-    mlp: parts.Mlp
+    mlp: parts.Mlp | parts.Experts
 
 
 class Llama(Decoder[Layer]):
@@ -35,8 +35,11 @@ class Llama(Decoder[Layer]):
             self._norm_of(weights, index, "input_layernorm"),
             parts.attention(self._config, weights, index, fused=self.FUSED),
             self._norm_of(weights, index, "post_attention_layernorm"),
-            parts.mlp(self._config, weights, index, fused=self.FUSED),
+            self._mlp(weights, index),
         )
+
+    def _mlp(self, weights: Weights, index: int) -> parts.Mlp | parts.Experts:
+        return parts.mlp(self._config, weights, index, fused=self.FUSED)
 
     def forward(self, ops: Ops) -> Rows | None:
         epsilon = self._config.rms_norm_epsilon
@@ -48,6 +51,5 @@ class Llama(Decoder[Layer]):
             if index == len(self._layers) - 1:  # nobody looks at the others any more
                 x, y = ops.wanted(x), ops.wanted(y)
             x, y = ops.add_norm(x, ops.linear(y, layer.attention.out), layer.mlp_norm, epsilon)
-            y = ops.linear(ops.silu_mul(ops.linear(y, layer.mlp.gate_up)), layer.mlp.down)
-            x, y = ops.add_norm(x, y, norms[index + 1], epsilon)
+            x, y = ops.add_norm(x, layer.mlp.of(ops, y), norms[index + 1], epsilon)
         return self._logits(ops, y)

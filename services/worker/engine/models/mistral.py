@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from services.worker.engine.model_config import Fields, ModelConfig, read_decoder
+from services.worker.engine.models.config import Fields, ModelConfig, read_decoder
 
 
 def read(fields: Fields) -> ModelConfig:

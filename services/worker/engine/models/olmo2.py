@@ -3,8 +3,8 @@ are normed over all heads together."""
 
 from dataclasses import dataclass, replace
 
-from services.worker.engine.model_config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models import parts
+from services.worker.engine.models.config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models.decoder import Decoder
 from services.worker.engine.models.layers import Ops, Rows, Vector, Weights
 
@@ -40,6 +40,5 @@ class Olmo2(Decoder[Layer]):
                 x, y = ops.wanted(x), ops.wanted(y)
             y = ops.linear(y, layer.attention.out)
             x = ops.add(x, ops.norm(y, layer.attention_norm, epsilon))
-            y = ops.linear(ops.silu_mul(ops.linear(x, layer.mlp.gate_up)), layer.mlp.down)
-            x = ops.add(x, ops.norm(y, layer.mlp_norm, epsilon))
+            x = ops.add(x, ops.norm(layer.mlp.of(ops, x), layer.mlp_norm, epsilon))
         return self._logits(ops, ops.norm(x, self._norm, epsilon))

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from kernels.heads import QkNorm, Scores
-from services.worker.engine.model_config import ModelConfig
+from kernels.mixture import Mixture, Shared
+from services.worker.engine.models.config import ModelConfig
 from services.worker.engine.models.layers import Matrix, Ops, Rows, Weights
 
 
@@ -29,6 +30,19 @@ class Attention:
 class Mlp:
     gate_up: Matrix
     down: Matrix
+
+    def of(self, ops: Ops, x: Rows) -> Rows:
+        return ops.linear(ops.silu_mul(ops.linear(x, self.gate_up)), self.down)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """In the place of an MLP."""
+
+    mixture: Mixture[Matrix]
+
+    def of(self, ops: Ops, x: Rows) -> Rows:
+        return ops.experts(x, self.mixture)
 
 
 def attention(
@@ -64,6 +78,46 @@ def mlp(config: ModelConfig, weights: Weights, index: int, *, fused: bool = Fals
     return Mlp(
         weights.matrix(gate_up, config.hidden_size, config.mlp_bias),
         weights.matrix({f"{at}.down_proj": config.hidden_size}, inner, config.mlp_bias),
+    )
+
+
+ROUTERS = (".mlp.gate", ".block_sparse_moe.gate", ".shared_expert_gate")
+"""What names of routers end with."""
+
+
+def is_router(name: str) -> bool:
+    """Whether the linear of this name chooses experts, or the share of one: it is never rounded,
+    since next to nothing is saved and others would be chosen."""
+    return name.endswith(ROUTERS)
+
+
+def experts(config: ModelConfig, weights: Weights, at: str, names: tuple[str, str, str]) -> Experts:
+    """`at`: where their tensors lie; `names`: of an expert's gate, up and down."""
+    told, hidden = config.experts, config.hidden_size
+    assert told is not None
+    gate, up, down = names
+    every = [f"{at}.experts.{number}" for number in range(told.count)]
+    return Experts(
+        Mixture(
+            weights.matrix({f"{at}.gate": told.count}, hidden),
+            weights.matrix(
+                {f"{one}.{name}": told.inner for one in every for name in (gate, up)}, hidden
+            ),
+            weights.matrix({f"{one}.{down}": hidden for one in every}, told.inner),
+            told.count,
+            told.chosen,
+            told.normed,
+            _shared(config, weights, at, told.shared) if told.shared else None,
+        )
+    )
+
+
+def _shared(config: ModelConfig, weights: Weights, at: str, inner: int) -> Shared[Matrix]:
+    hidden, of_it = config.hidden_size, f"{at}.shared_expert"
+    return Shared(
+        weights.matrix({f"{of_it}_gate": 1}, hidden),
+        weights.matrix({f"{of_it}.{name}_proj": inner for name in ("gate", "up")}, hidden),
+        weights.matrix({f"{of_it}.down_proj": hidden}, inner),
     )
 
 

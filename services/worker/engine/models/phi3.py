@@ -3,7 +3,7 @@ some a rotary embedding of a part of each head."""
 
 from dataclasses import replace
 
-from services.worker.engine.model_config import Fields, ModelConfig, read_decoder
+from services.worker.engine.models.config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models.llama import Llama
 
 

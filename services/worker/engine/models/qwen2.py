@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from services.worker.engine.model_config import Fields, LayerConfig, ModelConfig, read_decoder
+from services.worker.engine.models.config import Fields, LayerConfig, ModelConfig, read_decoder
 
 FULL_LAYERS = 28
 """Where `max_window_layers` is not there."""

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from services.worker.engine.model_config import Fields, ModelConfig, read_decoder
 from services.worker.engine.models import qwen2
+from services.worker.engine.models.config import Fields, ModelConfig, read_decoder
 
 
 def read(fields: Fields) -> ModelConfig:

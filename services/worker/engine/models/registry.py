@@ -5,17 +5,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from services.worker.engine.model_config import Fields, Head, ModelConfig, check_modules
 from services.worker.engine.models import (
     gemma2,
     gemma3,
     llama,
     mistral,
+    mixtral,
     olmo2,
     phi3,
     qwen2,
+    qwen2_moe,
     qwen3,
+    qwen3_moe,
 )
+from services.worker.engine.models.config import Fields, Head, ModelConfig, check_modules
 from services.worker.engine.models.layers import Matrix, Ops, Rows, Weights
 
 
@@ -39,6 +42,9 @@ FAMILIES = {  # by the architecture that makes tokens
     "MistralForCausalLM": Family(mistral.read, llama.Llama),
     "Qwen2ForCausalLM": Family(qwen2.read, llama.Llama),
     "Qwen3ForCausalLM": Family(qwen3.read, llama.Llama),
+    "MixtralForCausalLM": Family(mixtral.read, mixtral.Mixtral),
+    "Qwen3MoeForCausalLM": Family(qwen3_moe.read, qwen2_moe.Qwen2Moe),
+    "Qwen2MoeForCausalLM": Family(qwen2_moe.read, qwen2_moe.Qwen2Moe),
     "Phi3ForCausalLM": Family(phi3.read, phi3.Phi3),
     "Olmo2ForCausalLM": Family(olmo2.read, olmo2.Olmo2),
     "Gemma2ForCausalLM": Family(gemma2.read, gemma2.Gemma2),

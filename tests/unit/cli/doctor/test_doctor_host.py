@@ -18,9 +18,9 @@ from services.cli.commands.doctor.findings import Finding
 from services.cli.commands.doctor.installation import Installation
 from services.cli.commands.up import local_models
 from services.cli.ground.local import LocalGround
-from services.common.certificates import dns_name
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import SERVICES, Replica, machine_id
+from services.common.locks.certificates import dns_name
 from services.common.open_files import OTHER_FILES
 from tests.support.authority import DAY, Authority
 from tests.support.findings import about, state
@@ -140,7 +140,6 @@ async def test_a_checkpoint_is_read_as_an_engine_would(tmp_path: Path, settings:
         ({"worker": {"kv_cache_bytes": 1}}, "model demo", "kv_cache_bytes 1 is less than one"),
         ({"worker": {"max_model_len": 10**8}}, "model demo", "exceeds the model's context"),
         ({"worker": {"kernels": "triton"}}, "model demo", "kernels 'triton' need a GPU"),
-        ({"worker": {"kv_dtype": "fp8"}}, "model demo", "kv_dtype 'fp8' needs a GPU"),
         (
             {"worker": {"quantization": "int8", "kernels": "reference"}},
             "model demo",

@@ -10,9 +10,9 @@ import pytest
 from services.cli.commands.doctor import identity
 from services.cli.commands.doctor.findings import Finding
 from services.cli.commands.doctor.installation import Installation
-from services.common.certificates import CertificateFiles
 from services.common.config import IdentitySettings, Settings
 from services.common.discovery import Replica
+from services.common.locks.certificates import CertificateFiles
 from services.gateway.api.admin.routes import admin_application, admin_settings
 from services.gateway.connections.http_server import HttpServer
 from tests.support.authority import DAY, Authority

@@ -16,9 +16,9 @@ from services.cli.commands.doctor import door, qdrant, replicas
 from services.cli.commands.doctor.findings import Finding
 from services.cli.commands.doctor.installation import Installation
 from services.cli.stack.wanted_models import WantedModels
-from services.common.certificates import CertificateFiles
 from services.common.config import ModelSpec, Settings
 from services.common.discovery import Registration, Replica
+from services.common.locks.certificates import CertificateFiles
 from services.common.redis import connect
 from services.common.transport import Transport, listen
 from services.common.versions import version
@@ -38,6 +38,7 @@ FACTS = {
         "digest": "abc",
         "kernels": "avx2",
         "quantization": "int8",
+        "kv_format": "0123456789abcdef fp8 panels",
         "threads": "3",
         "weights": "/data/packed/x",
         "huge_bytes": str(5 * 2**20),
@@ -113,7 +114,10 @@ async def test_a_whole_platform_is_well(examine: Examine, well: list[Replica]) -
     found = await examine(well)
     assert {finding.state for finding in found} == {"ok"}
     told = about(found, "worker-00000001").told
-    assert "kernels: avx2, quantization: int8, threads: 3, weights: /data/packed/x" in told
+    assert (
+        "kernels: avx2, quantization: int8, threads: 3, weights: /data/packed/x, KV: fp8 panels"
+        in told
+    )
     assert "5 MiB in huge pages" in told
     assert SECRET not in repr(found)
 

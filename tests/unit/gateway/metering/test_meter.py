@@ -15,8 +15,8 @@ from protos.common_pb2 import Usage
 from services.common.config import MeteringSettings, Settings
 from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError
-from services.common.metrics import BoundedNames
 from services.common.redis import connect
+from services.common.telemetry.metrics import BoundedNames
 from services.gateway import metrics
 from services.gateway.identity.limits import Bound, Limit
 from services.gateway.identity.principal import Principal
@@ -25,6 +25,7 @@ from services.gateway.metering.ledger import Entry, Ledger
 from services.gateway.metering.meter import Meter, Metered
 from services.gateway.metering.run import RELEASED, Held, Run, Used, Verdict
 from services.gateway.metering.spool import Spool
+from tests.support import gateway_parts
 from tests.support.waiting import until, within
 
 PRICES = {"m": {"prompt": 1, "output": 1}}
@@ -250,6 +251,27 @@ async def test_a_gateway_that_was_thought_lost_corrects_what_was_charged(make, r
     entries = [(e.status, e.prompt, e.nanos) for e in await other.ledger()]
     assert entries == [("lost", 40, 40_000), ("correction", 60, 60_000)]
     assert (await other.admit("r2", who(limit("tokens", 1000, "day")))).rooms[0].left == 900
+
+
+async def test_who_ends_while_others_are_told_of_is_told_of_no_more():
+    """It was handed over: what is held for it is another gateway's by then."""
+
+    class Shared(gateway_parts.SharedMeter):
+        async def hold_all(self, runs):
+            told.extend(run.id for run in runs)
+            if not meter._upkeep._settling:
+                meter.hand_over(running[-1])
+                meter.end(running[-2])
+
+        async def hold(self, run):
+            assert run is running[-1].run
+
+    told, meter = [], gateway_parts.meter(Shared())
+    day = who(limit("tokens", 1000, "day"))
+    count = upkeep._TOLD + 3
+    running = [await meter.admit(day, f"r{n}", "/v1", "m", (1, 0)) for n in range(count)]
+    await meter._upkeep._tell(running)
+    assert told == [one.run.id for one in running[:-2]]
 
 
 async def test_who_wakes_after_another_has_ended_its_request_takes_nothing_back(make, redis_url):

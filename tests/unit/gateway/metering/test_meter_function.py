@@ -440,6 +440,52 @@ def test_what_is_done_again_has_room_or_waits_and_is_charged_what_is_missing(lua
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_job_done_again_that_finds_its_work_done_gives_no_charge_back(lua, killed):
+    """A file's, whose gateway was lost before it noted that the file is indexed: what it embedded
+    is there, and was paid for."""
+    rules = [rule("tokens", "tokens", 100, "day")]
+    lua.at(BEGIN_S + 20)
+    first, again = run_of("r1", rules, tokens=12), run_of("r1", rules, tokens=12)
+    assert lua.reserve(first)[0] == 0
+    first.used, first.status = Used(prompt=10, cost=5), "ok"
+    if killed:  # before it settled
+        lua.hold(first)
+        lua.at(BEGIN_S + 20 + LEASE_S)
+        assert lua.sweep() == 1
+    else:
+        lua.settle(first)
+    assert lua.reserve(again)[0] == 0
+    again.used, again.status = Used(), "ok"
+    lua.settle(again)
+    assert lua.reserve(run_of("r2", rules, tokens=0))[2] == [90]
+    [(id, status, used)] = lua.ledger()
+    assert (id, status, used["prompt"]) == ("r1", "lost" if killed else "ok", 10)
+
+
+@pytest.mark.parametrize("tells_again", [False, True])
+def test_what_fails_after_it_was_thought_lost_gives_the_charge_back(lua, tells_again):
+    """It has shown nothing, whatever was told of it before: an embedding's prompt, whose gateway
+    was silent for a while."""
+    rules = [rule("tokens", "tokens", 100, "day")]
+    lua.at(BEGIN_S + 20)
+    run = run_of("r1", rules, tokens=12)
+    assert lua.reserve(run)[0] == 0
+    run.used = Used(prompt=10, cost=5)
+    lua.hold(run)
+    lua.at(BEGIN_S + 20 + LEASE_S)
+    assert lua.sweep() == 1
+    if tells_again:
+        lua.hold(run)
+    run.used, run.status = Used(), "failed"
+    for _ in range(2):
+        lua.settle(run)
+    assert lua.reserve(run_of("r2", rules, tokens=0))[2] == [100]
+    assert [(status, used["prompt"], used["cost"]) for _, status, used in lua.ledger()] == [
+        ("lost", 10, 5), ("correction", -10, -5)
+    ]  # fmt: skip
+
+
 def test_who_is_cancelled_because_another_has_it_ends_nothing_of_the_others(lua):
     """A gateway that froze over a batch's line wakes while the next one is at it."""
     rules = [rule("few", "concurrent", 1)]

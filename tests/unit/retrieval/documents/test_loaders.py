@@ -188,6 +188,20 @@ def test_each_row_of_a_table_has_its_columns_names(delimiter: str) -> None:
     assert (first.row, second.row, second.text) == (2, 5, "Boat: Cy")
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"Boat,Price", "has a header and no rows below it"),
+        (b"Boat,Price\n\n,\n", "has a header and no rows below it"),
+        (b"", "has no text"),
+        (b",\n,\n", "has no text"),
+    ],
+)
+def test_a_table_that_says_nothing_is_refused(content: bytes, words: str) -> None:
+    with pytest.raises(RefusedError, match=f"^{words}$"):
+        load("a.csv", content, LIMITS)
+
+
 def test_a_table_without_a_header_has_numbered_columns() -> None:
     (only,) = load("a.csv", b"Ada,2\nBo,3,x\n", LIMITS)[0]
     assert (only.row, only.text) == (

@@ -177,8 +177,8 @@ def test_what_another_model_embedded_is_found_by_words_until_it_is_deleted(
     second.put([Point(f"{9:032x}", vector, Sparse([9], [1.0]), {"tenant": "t", "n": 9})])
     asked = Question(OURS, OURS, 5, vector, Sparse([2, 9], [1.0, 1.0]))
     found = second.search(asked)
-    assert [hit.payload["n"] for hit in found.dense] == [9]
-    assert [hit.payload["n"] for hit in found.sparse] == [9]
+    assert [hit.payload["n"] for hit in found.hits] == [9]
+    assert [hit.sparse > 0 for hit in found.hits] == [True]
     assert [hit.payload["n"] for hit in found.earlier] == [2]
     assert second.count(OURS) == 1, "the present model's"
     assert len(second.ids(OURS, 10)) == 4
@@ -221,7 +221,7 @@ def test_a_kill_in_the_middle_of_that_keeps_no_store_from_its_start(
         patched.setattr(shards, "shutil", SimpleNamespace(rmtree=killed))
         with pytest.raises(KeyboardInterrupt):
             second.open()
-    second._own.close()
+    second._of_model("").close()
     os.close(second._lock)
     second.open()
     second.close()
@@ -237,7 +237,7 @@ def test_the_former_model_s_points_are_whole_again_when_it_comes_back(folder: Pa
     back.open()
     asked = Question(OURS, OURS, 5, np.ones(DIMENSION, np.float32), Sparse([2], [1.0]))
     found = back.search(asked)
-    assert [hit.payload["n"] for hit in found.dense] == [1]
+    assert [hit.payload["n"] for hit in found.hits] == [1]
     assert [hit.payload["n"] for hit in found.earlier] == [2]
     back.close()
 
@@ -261,7 +261,7 @@ def test_an_earlier_model_s_shard_that_cannot_be_read_stops_itself_alone(folder:
         second.delete([point(1).id])
         asked = Question(OURS, OURS, 5, np.ones(DIMENSION, np.float32), Sparse([1], [1.0]))
         found = second.search(asked)
-        assert [hit.payload["n"] for hit in found.dense] == [2]
+        assert [hit.payload["n"] for hit in found.hits] == [2]
         assert found.incomplete
         second.close()
     (put_aside,) = layout(folder).root.glob("*.unreadable")
@@ -287,7 +287,7 @@ def test_an_earlier_model_s_shard_that_fails_at_a_search_leaves_it_the_rest(
 
     monkeypatch.setattr(broken, "search", fails)
     found = points.search(Question(OURS, OURS, 5, np.ones(DIMENSION, np.float32), None))
-    assert ([hit.payload["n"] for hit in found.dense], found.incomplete) == ([2], True)
+    assert ([hit.payload["n"] for hit in found.hits], found.incomplete) == ([2], True)
     points.close()
 
 
@@ -317,7 +317,7 @@ def test_a_full_disk_refuses_what_is_new_and_nothing_else(
         points.close()
         points.open()
         found = points.search(Question(OURS, OURS, 5, np.ones(DIMENSION, np.float32), None))
-        assert [hit.payload["n"] for hit in found.dense] == [2]
+        assert [hit.payload["n"] for hit in found.hits] == [2]
     points.put([point(3)])
     assert points.count(OURS) == 2
     points.close()
@@ -360,9 +360,8 @@ def test_of_many_those_are_found_that_an_exact_search_finds(folder: Path) -> Non
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(shard, "_SHORT", None)
         points.open()
-        payload = {"tenant": "t"}
-        each = enumerate(vectors)
-        points.put([Point(f"{n:032x}", one, Sparse([1], [1.0]), payload) for n, one in each])
+        made = (replace(point(n), dense=one) for n, one in enumerate(vectors))
+        points.put([*made])
         points.close()
 
     def short() -> list[Path]:
@@ -374,12 +373,12 @@ def test_of_many_those_are_found_that_an_exact_search_finds(folder: Path) -> Non
     alike = 0
     for question in vectors[:50] + 0.05 * draw.standard_normal((50, size), dtype=np.float32):
         question /= np.linalg.norm(question)
-        found = points.search(Question(OURS, OURS, asked_for, question, None)).dense
+        found = points.search(Question(OURS, OURS, asked_for, question, None)).hits
         cosines = vectors @ question
         nearest = np.argsort(-cosines)[:asked_for]
-        ids = [UUID(hit.id).int for hit in found]
+        ids = [hit.payload["n"] for hit in found]
         alike += len({*ids} & {*nearest.tolist()})
-        assert [hit.score for hit in found] == pytest.approx(cosines[ids].tolist(), abs=1e-4)
+        assert [hit.dense for hit in found] == pytest.approx(cosines[ids].tolist(), abs=1e-4)
     assert alike >= 0.98 * 50 * asked_for
     points.close()
 
@@ -435,7 +434,7 @@ def test_what_an_earlier_version_stored_is_taken_over_once(folder: Path) -> None
     points.open()
     assert points.moved == 300
     question = Question(OURS, OURS, 3, np.eye(DIMENSION, dtype=np.float32)[1], None)
-    assert {hit.payload["position"] % DIMENSION for hit in points.search(question).dense} == {1}
+    assert {hit.payload["position"] % DIMENSION for hit in points.search(question).hits} == {1}
     points.close()
     assert not (folder / "qdrant").exists()
     again = Here(layout(folder))
@@ -451,7 +450,7 @@ def test_of_another_model_an_earlier_version_s_points_are_found_by_words(folder:
     assert points.moved == 300
     asked = Question(OURS, OURS, 3, np.ones(DIMENSION, np.float32), words.of_question("lantern"))
     found = points.search(asked)
-    assert (found.dense, found.earlier[0].payload["position"]) == ([], 7)
+    assert (found.hits, found.earlier[0].payload["position"]) == ([], 7)
     points.close()
     theirs = Here(layout(folder, "f2"))
     theirs.open()

@@ -1,6 +1,7 @@
 """A Qdrant server, as its client tells of it: what is asked, and what its failures become."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from services.retrieval.index.points import (
     Sparse,
     StoreAwayError,
     StoreFailedError,
+    Weights,
     Within,
 )
 from services.retrieval.index.server import ServerPoints
@@ -31,6 +33,10 @@ OURS = Every((Is("tenant", ("t",)), Is("collection", ("c", "d"))))
 
 def answered(status: int) -> UnexpectedResponse:
     return UnexpectedResponse(status, "reason", b"10.0.0.7 says no", httpx.Headers())
+
+
+def scored(name: str, score: float, vector: list[float] | None = None) -> Any:
+    return SimpleNamespace(id=name, score=score, vector=vector and {"dense": vector})
 
 
 class Server:
@@ -47,6 +53,7 @@ class Server:
         self.quantized: Any = "as it was made"
         self.failure: Exception | None = None  # of every call about points
         self.answer: Any = None
+        self.records: dict[str, dict[str, Any]] = {}  # payloads
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.closed = False
 
@@ -81,6 +88,14 @@ class Server:
             return [SimpleNamespace(id="", payload=one) for one in self.unscoped[:1]], None
         return self._noted("scroll", (name, where), named)
 
+    def retrieve(self, name: str, ids: list[str], **named: Any) -> list[Any]:
+        self._noted("retrieve", (name, ids), named)
+        held = {one: self.records[one] for one in ids if one in self.records}
+        return [SimpleNamespace(id=one, payload=payload) for one, payload in held.items()]
+
+    def queries(self) -> list[Any]:
+        return [call for call in self.calls if call[0] == "query_batch_points"]
+
     def __getattr__(self, method: str) -> Any:
         return lambda *given, **named: self._noted(method, given, named)
 
@@ -105,7 +120,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 @pytest.fixture
 def points(server: Server, tmp_path: Path) -> Iterator[ServerPoints]:
-    made = ServerPoints(layout(tmp_path), "http://qdrant:6333", "word", None, 20)
+    made = ServerPoints([layout(tmp_path)], "http://qdrant:6333", "word", None, 20)
     yield made
     made.close()
 
@@ -146,16 +161,23 @@ def test_another_model_s_collection_is_asked_by_words_alone(
     """But none of another namespace, whose name may begin as ours does."""
     theirs = ("other-chunks-f2", "test-chunks-b-chunks-f2", "test-chunks", "my-test-chunks-f2")
     server.collections |= {name: {} for name in ("test-chunks-f2", *theirs)}
-    hits = [SimpleNamespace(id=str(n), score=n, payload={}, vector=None) for n in (1, 2)]
-    server.answer = [SimpleNamespace(points=hits)]
+    server.answer = [SimpleNamespace(points=[scored("1", 1.0), scored("2", 2.0)])]
+    server.records = {"2": {"n": 2}}
     question = Question(OURS, OURS, 1, None, Sparse([3], [1.0]))
     found = points.search(question)
-    assert [hit.id for hit in found.earlier] == ["2"]
-    asked = {name: [one.using for one in ways] for _, (name, ways), _ in server.calls}
+    assert [(hit.payload, hit.score) for hit in found.earlier] == [({"n": 2}, 2.0)]
+    asked = {given[0]: [one.using for one in given[1]] for _, given, _ in server.queries()}
     assert asked == {NAME: ["sparse"], "test-chunks-f2": ["sparse"]}
     server.calls.clear()
     points.search(Question(OURS, OURS, 1, np.ones(8, np.float32)))
-    assert [given[0] for _, given, _ in server.calls] == [NAME], "it knows no such vectors"
+    assert [given[0] for _, given, _ in server.queries()] == [NAME], "it knows no such vectors"
+    server.calls.clear()
+    alone = Weights(text=0.0)
+    found = points.search(
+        Question(OURS, OURS, 1, np.ones(8, np.float32), Sparse([3], [1.0]), alone)
+    )
+    asked = {given[0]: [one.using for one in given[1]] for _, given, _ in server.queries()}
+    assert asked == {NAME: ["dense"], "test-chunks-f2": ["sparse"]}
 
 
 def test_what_is_deleted_or_changed_is_so_of_all_models(
@@ -277,16 +299,30 @@ def test_a_server_that_does_not_answer_is_away(
 
 
 def test_a_question_is_asked_both_ways_at_once(server: Server, points: ServerPoints) -> None:
-    hit = SimpleNamespace(id="7", score=0.5, payload={"text": "x"}, vector=None)
-    other = SimpleNamespace(id="8", score=5.0, payload={}, vector={"dense": [1.0] * 8})
-    server.answer = [SimpleNamespace(points=[hit]), SimpleNamespace(points=[other])]
+    others = [scored("8", 5.0, [0.1] * 8), scored("9", 4.0, [0.0] * 8), scored("7", 1.0, [1.0] * 8)]
+    server.answer = [SimpleNamespace(points=[scored("7", 0.5)]), SimpleNamespace(points=others)]
+    server.records = {"7": {"text": "x"}, "8": {"text": "y"}}
     corpus = Is("tenant", ("t",))
-    found = points.search(Question(OURS, corpus, 9, np.ones(8, np.float32), Sparse([3], [1.0])))
-    assert ([one.id for one in found.dense], [one.id for one in found.sparse]) == (["7"], ["8"])
-    assert found.sparse[0].vector is not None
-    assert found.sparse[0].vector.shape == (8,)
-    ((method, (name, (dense, sparse)), _),) = server.calls
-    assert (method, name) == ("query_batch_points", NAME)
+    question = Question(OURS, corpus, 9, np.ones(8, np.float32), Sparse([3], [1.0]))
+    found = points.search(question)
+    assert [(hit.payload["text"], hit.dense, hit.sparse) for hit in found.hits] == [
+        ("y", pytest.approx(0.8), 5.0),
+        ("x", 0.5, 1.0),
+    ], "one was deleted meanwhile"
+    ((method, (name, (dense, sparse)), _), (_, (_, ids), read)) = server.calls
+    assert (method, name, ids) == ("query_batch_points", NAME, ["8", "7", "9"])
+    assert not dense.with_payload
+    assert not sparse.with_payload
+    assert read["with_payload"].exclude == ["tokens"]
+    server.calls.clear()
+    assert points.search(replace(question, closely=1)) == found
+    (_, *reads) = [(given[1], named.get("with_payload")) for _, given, named in server.calls]
+    (best, all_of_it), (rest, without) = reads
+    assert (best, all_of_it, rest) == (["8"], True, ["7", "9"]), "tokens of the best alone"
+    assert without.exclude == ["tokens"]
+    server.calls.clear()
+    points.search(replace(question, closely=3))
+    assert [given[1] for _, given, _ in server.calls[1:]] == [["8", "7", "9"]]
     assert (dense.using, sparse.using, dense.limit, sparse.limit) == ("dense", "sparse", 9, 9)
     tenant, collections = dense.filter.must
     assert (tenant.key, tenant.match.value) == ("tenant", "t")
@@ -305,7 +341,7 @@ def test_of_a_question_without_words_the_meaning_alone_is_asked(
 ) -> None:
     server.answer = [SimpleNamespace(points=[])]
     question = Question(OURS, OURS, 9, np.ones(8, np.float32), Sparse([], []))
-    assert points.search(question) == ([], [], [], False)
+    assert points.search(question) == ([], [], False)
     ((_, (_, asked), _),) = server.calls
     assert [one.using for one in asked] == ["dense"]
 
@@ -333,3 +369,26 @@ def test_points_are_written_changed_and_read_by_their_conditions(
     assert (bound.key, bound.range.lt, bound.range.gte) == ("revision", 5, None)
     assert payloads[2]["with_payload"] == ["revision"]
     assert count[2]["exact"]
+
+
+def test_several_models_have_a_collection_each(server: Server, tmp_path: Path) -> None:
+    first, second = layout(tmp_path), layout(tmp_path, "f2", 16)
+    points = ServerPoints([first, second], "http://qdrant:6333", "word", None, 20)
+    points.open()
+    assert list(server.collections) == [NAME, second.collection]
+    sizes = [made["vectors_config"]["dense"].size for made in server.collections.values()]
+    assert sizes == [8, 16]
+    asked: list[tuple[str, list[str]]] = []
+
+    def answer(name: str, requests: list[Any]) -> list[Any]:
+        asked.append((name, [one.using for one in requests]))
+        return [SimpleNamespace(points=[])] * len(requests)
+
+    server.query_batch_points = answer  # type: ignore[attr-defined]
+    points.search(Question(OURS, OURS, 9, np.ones(16, np.float32), Sparse([3], [1.0])), "f2")
+    assert asked == [(second.collection, ["dense", "sparse"]), (NAME, ["sparse"])]
+    server.calls.clear()
+    points.put([], "f2")
+    points.put([])
+    assert [given[0] for _, given, _ in server.calls] == [second.collection, NAME]
+    points.close()

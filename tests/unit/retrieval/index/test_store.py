@@ -14,17 +14,19 @@ from protos.common_pb2 import AttributeValue, Range
 from protos.retrieval_pb2 import Filter
 from services.common.errors import PenstockError
 from services.retrieval.documents.chunks import Chunk, Span
+from services.retrieval.index import draft as draft_module
 from services.retrieval.index import shard, shards
 from services.retrieval.index import store as store_module
 from services.retrieval.index.attributes import condition, told
 from services.retrieval.index.attributes import stored as attributes_stored
 from services.retrieval.index.calls import Calls
 from services.retrieval.index.layout import Layout
-from services.retrieval.index.points import Points
+from services.retrieval.index.points import Points, Weights
 from services.retrieval.index.store import Store
 from services.retrieval.search.passages import passages_of
-from services.retrieval.search.ranking import by_meaning
 from tests.support.shards import DIMENSION, Here, layout, memory_folder, stored
+
+BY_WORDS = Weights(embedding=1.0, text=2.0)
 
 
 async def opened(at: Layout) -> Calls:
@@ -85,7 +87,7 @@ def without_marks(attributes: Mapping[str, AttributeValue]) -> dict[str, Any]:
 async def texts(store: Store, tenant: str, *collections: str, limit: int = 50) -> set[str]:
     ones = np.ones(DIMENSION, np.float32)
     found = await store.search(tenant, collections, ones, "", limit)
-    return {hit.payload["text"] for hit in found.dense}
+    return {hit.payload["text"] for hit in found.hits}
 
 
 async def test_the_nearest_and_those_of_the_same_words_are_found_each_best_first(
@@ -95,23 +97,67 @@ async def test_the_nearest_and_those_of_the_same_words_are_found_each_best_first
     question = axis(1) * 0.9 + axis(2) * 0.3
     found = await store.search("t", ["c"], question, "North, or the east?", 2)
     keys = ("text", "title", "source_id", "position")
-    assert [tuple(hit.payload[key] for key in keys) for hit in found.dense] == [
+    assert [tuple(hit.payload[key] for key in keys) for hit in found.hits[:2]] == [
         ("east", "Doc", "doc", 1),
         ("south", "Doc", "doc", 2),
     ]
-    assert found.dense[0].score == pytest.approx(0.9487, abs=1e-3)
-    assert [hit.payload["text"] for hit in found.sparse] == ["north east", "east"]
+    assert [hit.dense for hit in found.hits] == pytest.approx([0.9487, 0.3162, 0], abs=1e-3)
+    by_words = await store.search("t", ["c"], question, "North, or the east?", 2, None, BY_WORDS)
+    assert [hit.payload["text"] for hit in by_words.hits[:2]] == ["north east", "east"]
+    assert [hit.dense for hit in by_words.hits[:2]] == pytest.approx([0, 0.9487], abs=1e-3)
 
 
-async def test_a_chunk_s_tokens_come_back_with_it_where_it_has_some(store: Store) -> None:
-    chunks, vectors = document("a", "b")
+async def test_the_best_chunks_tokens_come_back_with_them_where_they_have_some(
+    store: Store,
+) -> None:
+    chunks, vectors = document("a", "b", "c")
     draft = await store.draft("t", "c", "new", "d")
-    await store.put(draft, [0, 1], chunks, vectors, 2, ["AQEB", "AQIC"])
-    await store.publish(draft, 2)
-    await stored(store, "t", "c", "old", *document("c"))
-    hits = (await store.search("t", ["c"], axis(0), "", 9)).dense
-    told = {hit.payload["text"]: hit.payload["tokens"] for hit in hits}
-    assert told == {"a": "AQEB", "b": "AQIC", "c": ""}
+    await store.put(draft, [0, 1, 2], chunks, vectors, 3, ["AQEB", "AQIC", "AQID"])
+    await store.publish(draft, 3)
+    await stored(store, "t", "c", "old", *document("old"))
+    question = axis(0) * 0.8 + axis(1) * 0.6
+    hits = (await store.search("t", ["c"], question, "", 9, closely=3)).hits
+    told = {hit.payload["text"]: hit.payload.get("tokens") for hit in hits}
+    assert told == {"a": "AQEB", "old": "", "b": "AQIC", "c": None}
+    assert "tokens" not in (await store.search("t", ["c"], question, "", 9)).hits[0].payload
+
+
+async def test_what_words_alone_find_has_its_cosine_and_the_best_of_both_are_told(
+    store: Store,
+) -> None:
+    """Of more than are asked for: of the nearest, and of those that have the words."""
+    near = [Chunk("Doc", f"near {n}", 0, 6, 1) for n in range(4)]
+    leaning = [axis(0) + axis(1) * 0.1 * n for n in range(4)]
+    far = [Chunk("Doc", word, 0, len(word), 1) for word in ("harbour", "quay", "harbour quay")]
+    turned = [axis(0) * 0.2 + axis(n + 2) for n in range(3)]
+    vectors = np.stack([one / np.linalg.norm(one) for one in (*leaning, *turned)])
+    await stored(store, "t", "c", "doc", [*near, *far], vectors)
+    hits = (
+        await store.search("t", ["c"], axis(0), "harbour quay", 3, None, Weights(1.0, 1.2))
+    ).hits
+    assert [hit.payload["text"] for hit in hits] == ["harbour quay", "near 0", "near 1", "near 2"]
+    assert [hit.dense for hit in hits] == pytest.approx([0.196, 1, 0.995, 0.981], abs=1e-3)
+    assert [hit.sparse > 0 for hit in hits] == [True, False, False, False]
+    assert [hit.score for hit in hits] == pytest.approx([0.634, 0.455, 0.452, 0.446], abs=1e-3)
+
+
+async def test_of_what_lies_deeper_that_comes_back_which_goes_on_beside_the_best(
+    store: Store,
+) -> None:
+    def leaning(much: float, count: int) -> list[np.ndarray]:
+        some = [axis(0) + axis(1) * (much + 0.01 * n) for n in range(count)]
+        return [one / np.linalg.norm(one) for one in some]
+
+    best, beside = leaning(0, 24), leaning(2, 24)
+    told = [one for pair in zip(best, beside, strict=True) for one in pair]
+    names = [f"{name} {n}" for n in range(24) for name in ("best", "beside")]
+    chunks = [Chunk("Doc", name, 0, len(name), 1) for name in names]
+    await stored(store, "t", "c", "doc", chunks, np.stack(told))
+    far = [Chunk("Doc", f"far {n}", 0, 5, 1) for n in range(10)]
+    await stored(store, "t", "c", "other", far, np.stack(leaning(1, 10)))
+    hits = (await store.search("t", ["c"], axis(0), "", 40)).hits
+    words = [hit.payload["text"] for hit in hits]
+    assert words == [*(f"best {n}" for n in range(24)), *(f"beside {n}" for n in range(6))]
 
 
 async def test_pages_and_rows_come_back_with_a_passage(store: Store) -> None:
@@ -120,8 +166,8 @@ async def test_pages_and_rows_come_back_with_a_passage(store: Store) -> None:
         Chunk("Doc › Table", "| a |\nnorth", 4, 9, 1, lead=6, rows=Span(7, 7)),
     ]
     await stored(store, "t", "c", "doc", chunks, np.stack([axis(0), axis(1)]))
-    hits = (await store.search("t", ["c"], axis(0), "", 2)).dense
-    first, second = passages_of(by_meaning(hits), 0, 2)
+    hits = (await store.search("t", ["c"], axis(0), "", 2)).hits
+    first, second = passages_of(hits, 0, 2)
     assert (first.pages, first.HasField("rows")) == (Range(first=3, last=4), False)
     assert (second.rows, second.HasField("pages")) == (Range(first=7, last=7), False)
     assert [hit.payload["lead"] for hit in hits] == [0, 6]
@@ -144,7 +190,7 @@ async def test_a_document_that_is_indexed_anew_leaves_the_earlier_model_and_no_o
 
         async def found() -> tuple[set[str], set[str]]:
             hits = await store.search("t", ["c"], question, "quay", 9)
-            near = {hit.payload["text"] for hit in hits.dense}
+            near = {hit.payload["text"] for hit in hits.hits}
             return near, {hit.payload["text"] for hit in hits.earlier}
 
         assert await found() == (set(), {"one quay", "two quay", "three quay"})
@@ -194,6 +240,7 @@ async def test_what_a_version_before_scopes_and_short_vectors_stored_is_found_an
         with pytest.MonkeyPatch.context() as earlier:
             earlier.setattr(shard, "_SHORT", None)
             earlier.setattr(shard, "SCOPE", "none")
+            earlier.setattr(draft_module, "SCOPE", "none")
             earlier.setattr(store_module, "SCOPE", "none")
             earlier.setattr(store_module, "stored_attributes", without_marks)
             earlier.setattr(shard, "KEYWORDS", ("collection", "source_id", "digest"))
@@ -215,7 +262,7 @@ async def test_what_a_version_before_scopes_and_short_vectors_stored_is_found_an
             Filter(comparison=Filter.Comparison(key="color", values=[AttributeValue(text="two")]))
         )
         ones = np.ones(DIMENSION, np.float32)
-        (found,) = (await store.search("t", ["c"], ones, "", 9, two)).dense
+        (found,) = (await store.search("t", ["c"], ones, "", 9, two)).hits
         assert found.payload["text"] == "t's two"
         await stored(store, "t", "c", "one", *document("new"))
         assert await store.remove("t", "c", "two") == 1
@@ -358,8 +405,8 @@ async def test_a_search_waits_behind_one_batch_of_all_that_is_written_and_remove
 async def test_a_draft_is_found_by_no_search_until_it_is_published(store: Store) -> None:
     async def found() -> tuple[set[str], set[str]]:
         hits = await store.search("t", ["c"], np.ones(DIMENSION, np.float32), "new old", 9)
-        by_words = {hit.payload["text"] for hit in hits.sparse}
-        return {hit.payload["text"] for hit in hits.dense}, by_words
+        by_words = {hit.payload["text"] for hit in hits.hits if hit.sparse}
+        return {hit.payload["text"] for hit in hits.hits}, by_words
 
     await stored(store, "t", "c", "doc", *document("old", "old too"))
     old = {"old", "old too"}
@@ -480,7 +527,7 @@ async def test_a_document_heals_that_two_writers_at_once_wrote_in_part_twice(sto
     await store.put(again, [0, 1], chunks, vectors, of=2)
     await store.publish(again, 2)
     found = await store.search("t", ["c"], axis(0), "", 9)
-    assert sorted(hit.payload["text"] for hit in found.dense) == ["a", "b"]
+    assert sorted(hit.payload["text"] for hit in found.hits) == ["a", "b"]
 
 
 async def test_a_late_draft_takes_no_chunks_of_a_newer_one(
@@ -503,7 +550,7 @@ async def test_a_late_draft_takes_no_chunks_of_a_newer_one(
     assert late.stored == set()
     await store.put(late, range(2), *whole, of=2)
     await store.publish(late, 2)
-    found = (await store.search("t", ["c"], axis(0), "", 9)).dense
+    found = (await store.search("t", ["c"], axis(0), "", 9, closely=2)).hits
     assert [hit.payload["revision"] for hit in found] == [5, 5]
     assert [told(hit.payload) for hit in found] == [new, new]
 
@@ -558,7 +605,7 @@ async def test_attributes_are_replaced_whole_and_those_of_their_tenant_alone(sto
 
     async def of(tenant: str) -> set[str]:
         found = await store.search(tenant, ["c"], axis(0), "", 9)
-        return {one.text for hit in found.dense for one in told(hit.payload).values()}
+        return {one.text for hit in found.hits for one in told(hit.payload).values()}
 
     for tenant in ("ours", "theirs"):
         await stored(store, tenant, "c", "doc", *document("a", "b"), attributes=color("red"))
@@ -567,8 +614,8 @@ async def test_attributes_are_replaced_whole_and_those_of_their_tenant_alone(sto
     red = condition(
         Filter(comparison=Filter.Comparison(key="color", values=[AttributeValue(text="red")]))
     )
-    assert not (await store.search("ours", ["c"], axis(0), "a", 9, red)).dense
-    assert len((await store.search("theirs", ["c"], axis(0), "a", 9, red)).dense) == 2
+    assert not (await store.search("ours", ["c"], axis(0), "a", 9, red)).hits
+    assert len((await store.search("theirs", ["c"], axis(0), "a", 9, red)).hits) == 2
     drafted = await store.draft("ours", "c", "doc 2", "digest", attributes=color("red"))
     await store.put(drafted, [0], *document("x"), of=1)
     again = await store.draft("ours", "c", "doc 2", "digest", attributes=color("blue"))
@@ -602,3 +649,32 @@ async def test_a_filter_that_would_hold_the_store_is_refused(
         assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
         assert (refused.value.param, refused.value.reason) == ("filters", "filters_too_costly")
         assert " 3 chunks" in refused.value.message
+
+
+async def test_two_models_at_a_time_have_their_own_documents(revisions: Told) -> None:
+    """Of the other's a search finds the words; a document that one takes over leaves the other."""
+    with memory_folder() as folder:
+        calls = Calls(Here(layout(folder), layout(folder, "f2", 16)), 20)
+        await calls.open()
+        small, wide = (Store(calls, cast(Any, revisions), model) for model in ("f1", "f2"))
+        await stored(small, "t", "c", "one", *document("north quay"))
+        chunks, _ = document("south quay")
+        vectors = np.ones((1, 16), np.float32) / 4
+        await stored(wide, "t", "c", "two", chunks, vectors)
+
+        async def found(store: Store, size: int) -> tuple[set[str], set[str]]:
+            hits = await store.search("t", ["c"], np.ones(size, np.float32), "quay", 9)
+            near = {hit.payload["text"] for hit in hits.hits}
+            return near, {hit.payload["text"] for hit in hits.earlier}
+
+        assert await found(small, DIMENSION) == ({"north quay"}, {"south quay"})
+        assert await found(wide, 16) == ({"south quay"}, {"north quay"})
+        assert await small.whole("t", "c", "one") == 1
+        assert await wide.whole("t", "c", "one") == 0
+        chunks, _ = document("north quay")
+        await stored(wide, "t", "c", "one", chunks, vectors)
+        assert await found(wide, 16) == ({"south quay", "north quay"}, set())
+        assert await found(small, DIMENSION) == (set(), {"south quay", "north quay"})
+        assert await small.remove("t", "c") == 2
+        assert await found(wide, 16) == (set(), set())
+        await calls.close()

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
+from services.retrieval.index.points import Hit
 from services.retrieval.search import passages as module
 from services.retrieval.search.passages import passages_of
-from services.retrieval.search.ranking import Ranked
 
 TEXT = "".join(f"Word{n:02} " for n in range(60))  # 7 characters each
 
 
-def ranked(score: float, first: int, last: int, position: int, **other: Any) -> Ranked:
+def ranked(score: float, first: int, last: int, position: int, **other: Any) -> Hit:
     """TEXT's words from `first` to before `last`."""
     start, end = first * 7, last * 7
     payload = {
@@ -24,10 +24,10 @@ def ranked(score: float, first: int, last: int, position: int, **other: Any) -> 
         "end": end,
         "position": position,
     }
-    return Ranked(payload | other, score, score, 0.0)
+    return Hit(payload | other, score, score, 0.0)
 
 
-def told(chunks: list[Ranked], limit: int = 9, threshold: float = 0.0) -> list[tuple[str, float]]:
+def told(chunks: list[Hit], limit: int = 9, threshold: float = 0.0) -> list[tuple[str, float]]:
     return [(one.text, one.score) for one in passages_of(chunks, threshold, limit)]
 
 

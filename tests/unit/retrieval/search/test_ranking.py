@@ -1,71 +1,25 @@
-"""One order out of two searches."""
+"""What two searches found, looked at by its tokens."""
 
 import numpy as np
 import pytest
 
-from services.retrieval.index.points import Found, Hit
-from services.retrieval.search.ranking import (
-    Ranked,
-    Weights,
-    beside,
-    by_both,
-    by_meaning,
-    by_tokens,
-)
+from services.retrieval.index.points import Hit, Weights
+from services.retrieval.search.ranking import beside, by_tokens
 from services.retrieval.token_vectors import packed
-
-QUESTION = np.array([1, 0], np.float32)
-
-
-def hit(name: str, score: float, cosine: float | None = None) -> Hit:
-    vector = None if cosine is None else np.array([cosine, (1 - cosine**2) ** 0.5], np.float32)
-    return Hit(name, score, {"name": name}, vector)
 
 
 def names(ranked: list) -> list[str]:
     return [one.payload["name"] for one in ranked]
 
 
-def test_by_meaning_a_score_is_the_cosine() -> None:
-    ranked = by_meaning([hit("a", 0.9), hit("b", 0.4)])
-    assert [(one.score, one.dense, one.sparse) for one in ranked] == [(0.9, 0.9, 0), (0.4, 0.4, 0)]
-
-
-def test_by_both_a_score_is_the_mean_of_cosine_and_of_the_words_share() -> None:
-    found = Found(
-        [hit("meant", 0.8), hit("both", 0.7), hit("far", -0.2)],
-        [hit("said", 10.0, 0.5), hit("both", 5.0, 0.7)],
-    )
-    ranked = by_both(found, QUESTION, Weights(1.0, 1.0))
-    assert names(ranked) == ["said", "both", "meant", "far"]
-    assert [one.score for one in ranked] == pytest.approx([0.75, 0.6, 0.4, 0.0])
-    assert [(one.dense, one.sparse) for one in ranked] == [
-        (pytest.approx(0.5), 10.0),
-        (0.7, 5.0),
-        (0.8, 0.0),
-        (-0.2, 0.0),
-    ]
-
-
-def test_the_weights_say_what_counts() -> None:
-    found = Found([hit("meant", 0.9), hit("said", 0.1)], [hit("said", 3.0, 0.1)])
-    assert names(by_both(found, QUESTION, Weights(1.0, 0.0))) == ["meant", "said"]
-    assert names(by_both(found, QUESTION, Weights(0.0, 2.0))) == ["said", "meant"]
-    assert by_both(found, QUESTION, Weights(0.0, 2.0))[0].score == 1.0
-
-
-def test_without_shared_words_the_meaning_decides() -> None:
-    assert names(by_both(Found([hit("a", 0.9), hit("b", 0.4)], []), QUESTION, Weights())) == [
-        "a",
-        "b",
-    ]
-    assert by_both(Found([], []), QUESTION, Weights()) == []
-
-
-def ranked(name: str, score: float, *axes: int) -> Ranked:
+def ranked(name: str, score: float, *axes: int) -> Hit:
     """Its tokens, which are not paired where there is one, lie along these axes."""
     payload = {"name": name, "tokens": packed(AXES[[*axes]]) if axes else ""}
-    return Ranked(payload, score, score, 0.0)
+    return Hit(payload, score, score, 0.0)
+
+
+def by_words(name: str, score: float) -> Hit:
+    return Hit({"name": name}, score, 0.0, score)
 
 
 AXES = np.eye(8, dtype=np.float32)
@@ -96,7 +50,7 @@ def test_what_has_no_tokens_keeps_its_place_among_the_rest() -> None:
         ranked("a", 0.8, 3),
         ranked("old", 0.7),
         ranked("b", 0.6, 1),
-        Ranked({"name": "older"}, 0.1, 0.1, 0.0),
+        Hit({"name": "older"}, 0.1, 0.1, 0.0),
     ]
     after = by_tokens(before, AXES[[1]], Weights(1, 0, 1e9))
     assert names(after) == ["b", "old", "a", "older"]
@@ -112,7 +66,7 @@ def test_what_has_no_tokens_keeps_its_place_among_the_rest() -> None:
     "broken", [None, 7, "not base64", "AAAA", packed(AXES[[1]])[:-4], packed(np.eye(3)[[1]])]
 )
 def test_tokens_that_are_broken_are_none(broken: object) -> None:
-    before = [Ranked({"name": "x", "tokens": broken}, 0.9, 0.9, 0.0), ranked("a", 0.5, 1)]
+    before = [Hit({"name": "x", "tokens": broken}, 0.9, 0.9, 0.0), ranked("a", 0.5, 1)]
     after = by_tokens(before, AXES[[1]], Weights())
     assert [(one.payload["name"], one.score) for one in after] == [("x", 0.9), ("a", 0.5)]
     assert after[0].late is None
@@ -152,8 +106,8 @@ def test_a_score_stays_between_0_and_1() -> None:
 
 
 def test_what_was_found_by_words_alone_stands_beside_what_has_its_rank() -> None:
-    near = by_meaning([hit("a", 0.9), hit("b", 0.4)])
-    found = beside(near, [hit("x", 8.0), hit("y", 4.0), hit("z", 2.0)])
+    near = [ranked("a", 0.9), ranked("b", 0.4)]
+    found = beside(near, [by_words("x", 8.0), by_words("y", 4.0), by_words("z", 2.0)])
     assert names(found) == ["a", "x", "b", "y", "z"]
     assert [one.score for one in found] == pytest.approx([0.9, 0.9, 0.4, 0.4, 0.1])
-    assert [one.score for one in beside([], [hit("x", 8.0), hit("y", 4.0)])] == [1.0, 0.5]
+    assert [one.score for one in beside([], [by_words("x", 8.0), by_words("y", 4.0)])] == [1.0, 0.5]

@@ -43,8 +43,8 @@ async def test_who_has_waited_longer_comes_first_whenever_it_is_entered(routers)
     old.entered_s -= 10
     for one in (held, young, old):
         await end._shared.enter(one, 9)
-    assert (await end._shared.leave("m", [(held.id, 0.0)])).granted == [old.id]
-    await end._shared.leave("m", [(young.id, 0.0), (old.id, 0.0)])
+    assert (await end._shared.tell("m", [], [(held.id, 0.0)])).granted == [old.id]
+    await end._shared.tell("m", [], [(young.id, 0.0), (old.id, 0.0)])
 
 
 @pytest.mark.parametrize(

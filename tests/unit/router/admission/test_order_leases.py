@@ -27,7 +27,7 @@ def test_leases_last_as_long_as_they_are_told_and_anew_with_each_renewal(make_sc
     assert max(leases(lua).values()) < 1060, "only a renewal makes them longer"
     lua.renew(1, ["held"], ["waits"])
     assert leases(lua) == pytest.approx({"held": 5000, "waits": 5000}, abs=60)
-    lua.call(2, "hold", "told", "t", 2, 1, 1.0, 0)
+    lua.call(2, "tell", 1, "told", "t", 2, 1, 1.0, 0)
     assert leases(lua)["told"] == pytest.approx(5000, abs=60)
 
 
@@ -97,7 +97,7 @@ def test_a_router_that_was_away_for_a_while_holds_again(make_script):
     lua.lapse("its")
     assert lua.renew(1, waiting=["mine", "next"])[0] == ["mine"]
     assert lua.renew(1, held=["its"], router="paused")[2] == ["its"]
-    lua.call(1, "hold", "its", "b", 2, 10, 1.0, 0, router="paused")
+    lua.call(1, "tell", 1, "its", "b", 2, 10, 1.0, 0, router="paused")
     assert lua.status(1) == [2, 1]
     assert lua.redis.zscore(f"{lua.root}:finish", "b") == 10
     assert lua.leave(1, "mine") == []
@@ -110,7 +110,7 @@ def test_what_runs_is_held_even_if_it_waited(make_script):
     lua.enter(1, "other", "t")
     lua.enter(1, "granted locally", "t")
     assert lua.renew(1, held=["granted locally"])[2] == ["granted locally"]
-    lua.call(1, "hold", "granted locally", "t", 2, 1, 1.0, 0)
+    lua.call(1, "tell", 1, "granted locally", "t", 2, 1, 1.0, 0)
     assert lua.status(1) == [2, 0]
     assert lua.tenants() == {}
 

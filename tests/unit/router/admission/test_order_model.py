@@ -67,7 +67,7 @@ class Both:
         self.asked = [one for one in self.asked if one != id]
         self.order.leave(id, missed, self.now)
         self.order.look(self.capacity, self.now, decided)
-        self.follow(decided, self.lua.call(self.capacity, "leave", id, missed))
+        self.follow(decided, self.lua.call(self.capacity, "tell", 0, id, missed))
 
     def give_back(self, place: int, missed: float, left: float) -> None:
         self.pass_a_second()
@@ -194,7 +194,7 @@ def test_any_keys_may_be_lost(redis_url, ops, losses, data):
             held.update(granted)
             for id in lost:
                 tenant, lane, work = facts[id]
-                granted = lua.call(2, "hold", id, tenant, lane, work, 1.0, 0)[0]
+                granted = lua.call(2, "tell", 1, id, tenant, lane, work, 1.0, 0)[0]
                 assert granted == []
             for id in unknown:
                 state, _, granted, _, _ = lua.enter(2, id, *facts[id])
@@ -226,7 +226,7 @@ def test_a_lost_key_changes_no_turn(make_script, key):
     held, waiting = list(facts)[:3], list(facts)[3:]
     _, _, lost, unknown = lua.renew(3, held, waiting)
     for id in lost:
-        lua.call(3, "hold", id, *facts[id], 1.0, 1.0, 0)
+        lua.call(3, "tell", 1, id, *facts[id], 1.0, 1.0, 0)
     for id in unknown:
         lua.enter(3, id, *facts[id])
     assert lua.status(3) == [3, 6]

@@ -28,7 +28,7 @@ def test_a_recalled_request_keeps_its_arrival_however_long_its_giving_back_took(
     assert lua.leave(2, "calm") == ["f1"], "before f2"
     lua.redis.delete(*(f"{lua.root}:{key}" for key in KEYS))
     for id in ("f0", "f1"):
-        lua.call(2, "hold", id, "flood", 2, 1, 1.0, 0)
+        lua.call(2, "tell", 1, id, "flood", 2, 1, 1.0, 0)
     lua.enter(2, "f2", "flood", waited=3.0)
     assert lua.enter(2, "calm", "calm", waited=1.0)[4] == ["f1"]
     assert lua.give_back(2, "f1", waited=5.0)[:2] == ("waiting", ["calm"])
@@ -104,7 +104,7 @@ def test_what_runs_and_was_lost_is_not_recalled_more_often(make_script):
     lua = make_script(recalls=2)
     facts = {f"f{n}": ["flood", 2, 1, 1.0, recalls] for n, recalls in enumerate((0, 1, 2))}
     for id, known in facts.items():
-        lua.call(3, "hold", id, *known)
+        lua.call(3, "tell", 1, id, *known)
     for n, expected in enumerate([["f1"], ["f0"]]):
         *_, recalled = lua.enter(3, f"c{n}", f"calm {n}")
         assert recalled == expected

@@ -15,7 +15,7 @@ from services.common.embedded_redis import EmbeddedRedis
 from services.common.errors import PenstockError
 from services.common.redis import connect
 from services.router import metrics
-from services.router.admission import admission
+from services.router.admission import admission, news
 from services.router.admission.local_order import LocalOrder
 from services.router.admission.shared_order import Reply, SharedOrder
 from tests.support.admission_ends import queued, refusal, ticket
@@ -129,6 +129,32 @@ async def test_what_left_during_an_outage_frees_its_slot_after_it(make_routers, 
         assert b.order == "redis"
         end.leave(b)
         await queued(end, 0, 0)
+
+
+async def test_what_went_ahead_as_redis_went_away_is_told_of_by_renewals(
+    make_routers, own_redis, monkeypatch
+):
+    """Only what holds its slot still; and there is as much room as before."""
+    monkeypatch.setattr(news, "GATHER_S", 1000.0)
+    routers = make_routers(own_redis.url)
+    end = await routers.add()
+    routers.capacity = 100
+    await queued(end, 0, 0)
+    stays, gone = ticket(), ticket()
+    for one in (stays, gone):
+        await end.admit(one)
+        assert one.order == "ahead"
+    own_redis.stop()
+    end._lose_redis(ConnectionError("away"))
+    assert not len(end._news)
+    assert not end._room._ahead.total()
+    end.leave(gone)
+    own_redis.start()
+    await until(lambda: not end.away)
+    await queued(end, 1, 0)
+    assert not end._room._ahead.total()
+    end.leave(stays)
+    await queued(end, 0, 0)
 
 
 async def test_a_burst_is_no_outage(routers, redis_url):
@@ -347,7 +373,7 @@ async def test_what_goes_on_during_an_outage_takes_part_of_the_share(make_router
     resumed.resumed = True
     await within(5, end.admit(resumed))
     end.leave(held)
-    await until(lambda: not end._leaving or end.away)
+    await until(lambda: not len(end._news) or end.away)
     assert next_one.waits, "the one that went on has the slot"
     end.leave(resumed)
     await within(5, waiting)
@@ -389,7 +415,7 @@ async def test_a_lost_channel_is_not_asked_for_again_and_again():
 
 async def test_the_last_to_leave_are_told_when_too_many_left(make_routers, own_redis, monkeypatch):
     """The first were of old: their leases end first."""
-    monkeypatch.setattr(admission, "_LEAVING_KEPT", 2)
+    monkeypatch.setattr(news, "_KEPT", 2)
     monkeypatch.setattr(admission, "_RENEW_S", 1000.0)
     routers = make_routers(own_redis.url, slot_lease_s=3000.0)
     end = await routers.add()
@@ -398,18 +424,18 @@ async def test_the_last_to_leave_are_told_when_too_many_left(make_routers, own_r
     for one in tickets:
         await end.admit(one)
     told: list[list[tuple[str, float]]] = []
-    leave = end._shared.leave
+    tell = end._shared.tell
 
-    async def spy(model, leavers):
+    def spy(model, held, leavers):
         told.append(list(leavers))
-        return await leave(model, leavers)
+        return tell(model, held, leavers)
 
-    monkeypatch.setattr(end._shared, "leave", spy)
+    monkeypatch.setattr(end._shared, "tell", spy)
     own_redis.stop()
     for one in tickets:
         end.leave(one)
     await until(lambda: end.away)
-    await until(lambda: not any(t.get_name() == "admission leave" for t in end._tasks))
+    await until(lambda: not any(t.get_name() == "admission news" for t in end._tasks))
     told.clear()
     own_redis.start()
     end.poke()

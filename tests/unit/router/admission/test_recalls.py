@@ -63,11 +63,11 @@ async def test_what_is_left_is_charged_by_weight_when_it_goes_on(routers, redis_
     assert (await end._shared.enter(calm, 9)).first == "waiting"
     reply = await end._shared.give_back(flood[1], 100.0)
     assert (reply.first, reply.granted) == ("waiting", [calm.id])
-    reply = await end._shared.leave("m", [(calm.id, 0.0)])
+    reply = await end._shared.tell("m", [], [(calm.id, 0.0)])
     assert reply.granted == [flood[1].id]
     finish = f"{routers.namespace}:{{admission:m}}:finish"
     assert await routers.clients[0].zscore(finish, "flood") == 2 + 2 + 25
-    await end._shared.leave("m", [(one.id, 0.0) for one in flood])
+    await end._shared.tell("m", [], [(one.id, 0.0) for one in flood])
 
 
 async def test_a_recall_without_redis(make_routers, own_redis):

@@ -136,7 +136,7 @@ async def test_nobody_goes_ahead_into_slots_that_the_own_router_has_asked_for(ro
     routers.capacity = 10
     end = await routers.add()
     await queued(end, 0, 0)
-    script, answer, holds = end._shared._script, asyncio.Event(), []
+    script, answer, told = end._shared._script, asyncio.Event(), []
 
     async def late(reply):
         await answer.wait()
@@ -144,15 +144,17 @@ async def test_nobody_goes_ahead_into_slots_that_the_own_router_has_asked_for(ro
 
     def called(keys, args):
         reply = script(keys, args)
-        if args[0] == "hold":
-            holds.append(reply)
+        if args[0] == "tell":
+            told.append((args[8], reply))
         return asyncio.ensure_future(late(reply)) if args[0] == "enter" else reply
 
     end._shared._script = called
     claims = [ticket() for _ in range(15)]
     waiting = [asyncio.create_task(end.admit(claim)) for claim in claims]
-    await until(lambda: len(holds) == 5, 5, "half of what is free goes ahead")
-    await asyncio.gather(*holds)
+    await until(lambda: bool(told), 5, "who went ahead is told of before who asks")
+    [(held, reply)] = told
+    assert held == 5, "half of what is free goes ahead"
+    await reply
     for _ in range(3):
         await asyncio.sleep(0)  # who called hears of it
     claims += [ticket() for _ in range(5)]

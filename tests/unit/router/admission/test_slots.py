@@ -256,3 +256,26 @@ async def test_a_renewal_that_has_ended_is_no_health(routers):
     await asyncio.wait(end._loops[:1])
     with pytest.raises(RuntimeError, match="admission renewal has ended"):
         end.check()
+
+
+async def test_what_waits_for_a_model_that_was_removed_is_refused_at_once(make_routers, redis_url):
+    """As soon as its last worker takes nothing any more; one that is served is waited for."""
+    routers = make_routers(redis_url, worker_patience_s=3600)
+    end = await routers.add()
+    waiting = {}
+    for model in ("m", "kept"):
+        await end.admit(ticket(model=model))
+        waiting[model] = asyncio.create_task(end.admit(ticket(model=model)))
+        await queued(end, 1, 1, model)
+    end.refuse_what_nobody_serves({"kept"})
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting.values())
+    routers.capacity = 0
+    end.refuse_what_nobody_serves({"kept"})
+    with pytest.raises(PenstockError) as refused:
+        await within(5, waiting["m"])
+    told = refused.value
+    assert (told.code, told.reason) == (grpc.StatusCode.NOT_FOUND, "model_not_found")
+    await asyncio.sleep(0)
+    assert not waiting["kept"].done()
+    waiting["kept"].cancel()

@@ -26,8 +26,14 @@ that stays different from the others' once it is a Kubernetes name.
 {{- end -}}
 {{- $model := . -}}
 {{- range (include "penstock.model.pools" (dict "root" $ "model" .) | fromYaml).pools -}}
-{{- if gt (int .values.gpus) 1 -}}
-{{- fail (printf "models[%s], gpus: %v: a worker uses one GPU; a model split over several (tensor parallelism) is not built yet. For more throughput: replicas" $model.name .values.gpus) -}}
+{{- $gpus := int .values.gpus -}}
+{{- $own := mergeOverwrite (dict) (default dict $model.worker) (default dict .values.worker) -}}
+{{- $ranks := int (default (max 1 $gpus) $own.tensor_parallel) -}}
+{{- if and (gt $gpus 0) (ne $ranks $gpus) -}}
+{{- fail (printf "models[%s]: tensor_parallel %v, gpus: %v: each rank has one GPU, so they are as many" $model.name $ranks $gpus) -}}
+{{- end -}}
+{{- if and $own.placement_group_strategy (ne $own.placement_group_strategy "STRICT_PACK") -}}
+{{- fail (printf "models[%s]: placement_group_strategy %s: ranks of a worker are in one pod here, which is STRICT_PACK; on several hosts without the chart: docs/hosts.md" $model.name $own.placement_group_strategy) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -65,6 +71,9 @@ that stays different from the others' once it is a Kubernetes name.
 {{- if gt (int $pool.gpus) 0 -}}
 {{- $_ := set $worker "device" "cuda" -}}
 {{- end -}}
+{{- if gt (int $pool.gpus) 1 -}}
+{{- $_ := set $worker "tensor_parallel" (int $pool.gpus) -}}
+{{- end -}}
 replicas: {{ $pool.replicas }}
 ray:
   {{- if gt (int $pool.gpus) 0 }}
@@ -81,6 +90,10 @@ worker:
 {{- define "penstock.model.spec" -}}
 name: {{ .model.name }}
 path: {{ default .model.path (include "penstock.model.download" .) }}
+{{- with .model.adapters }}
+adapters:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- with .model.worker }}
 worker:
   {{- toYaml . | nindent 2 }}

@@ -84,7 +84,8 @@ class UsedPassage(Place):
 
 class HowSearched(TypedDict):
     """`query`: what the stores were searched for; `rewritten`: by what, if not as it was asked;
-    `age_s`: since the search was made, if for an earlier request; `stale`: it cannot be made now.
+    `age_s`: since the search was made, if for an earlier request; `stale`: it cannot be made now;
+    `reranked`: the model that ranked the passages anew, `not_reranked`: why the one named did not.
     """
 
     query: str
@@ -92,6 +93,8 @@ class HowSearched(TypedDict):
     rewritten: NotRequired[Literal["rule", "model"]]
     age_s: NotRequired[float]
     stale: NotRequired[Literal[True]]
+    reranked: NotRequired[str]
+    not_reranked: NotRequired[str]
 
 
 class Quotation(TypedDict):
@@ -186,7 +189,8 @@ class RequestRecord(TypedDict):
 
 
 class Model(TypedDict):
-    """`sampling`: the checkpoint's own, where a request does not say."""
+    """`sampling`: the checkpoint's own, where a request does not say. `parent`: of an adapter the
+    model that it belongs to."""
 
     id: str
     object: Literal["model"]
@@ -194,6 +198,7 @@ class Model(TypedDict):
     owned_by: str
     context_window: NotRequired[int]  # tokens
     sampling: NotRequired[dict[str, float]]
+    parent: NotRequired[str]
 
 
 class Health(TypedDict):

@@ -1,6 +1,6 @@
 """Answers of chats and completions."""
 
-from typing import Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -75,6 +75,8 @@ class ChatChoice(TypedDict):
 
 
 class ChatCompletion(TypedDict):
+    """`metadata`: of a stored one that is told again."""
+
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -82,6 +84,26 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     usage: Usage
     penstock: Penstock
+    metadata: NotRequired[dict[str, str]]
+
+
+class DeletedChat(TypedDict):
+    id: str
+    object: Literal["chat.completion.deleted"]
+    deleted: Literal[True]
+
+
+class SentMessage(TypedDict):
+    """Of a stored chat: `content_parts` where it came in parts."""
+
+    id: str
+    role: str
+    content: str | None
+    content_parts: list[dict[str, Any]] | None
+    refusal: None
+    name: NotRequired[str]
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    tool_call_id: NotRequired[str]
 
 
 class FunctionDelta(TypedDict):

@@ -97,6 +97,10 @@ class TextSettings(TypedDict):
     format: dict[str, Any]
 
 
+class InConversation(TypedDict):
+    id: str
+
+
 class Response(TypedDict):
     """With what its request said."""
 
@@ -107,6 +111,7 @@ class Response(TypedDict):
     incomplete_details: Incomplete | None
     created_at: int
     background: bool
+    conversation: InConversation | None
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: None
@@ -140,7 +145,9 @@ class InputItem(TypedDict):
     """As it was sent."""
 
     id: str
-    type: Literal["message", "function_call", "function_call_output", "reasoning"]
+    type: Literal[
+        "message", "function_call", "function_call_output", "reasoning", "file_search_call"
+    ]
     status: NotRequired[Progress]
     role: NotRequired[str]
     content: NotRequired[list[dict[str, Any]]]
@@ -151,3 +158,18 @@ class InputItem(TypedDict):
     parsed_arguments: NotRequired[Any]
     output: NotRequired[list[dict[str, Any]]]
     summary: NotRequired[list[dict[str, Any]]]
+    queries: NotRequired[list[str]]
+    results: NotRequired[list[Any] | None]
+
+
+class StoredConversation(TypedDict):
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
+class DeletedConversation(TypedDict):
+    id: str
+    object: Literal["conversation.deleted"]
+    deleted: Literal[True]

@@ -5,7 +5,7 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from services.gateway.api.openapi.answers.common import Place, Priced
-from services.gateway.stores.file_record import Purpose
+from services.gateway.stores.files.file_record import Purpose
 
 Status = Literal["in_progress", "completed", "failed", "cancelled"]
 
@@ -19,6 +19,25 @@ class File(TypedDict):
     purpose: Purpose
     status: Literal["processed"]
     expires_at: int | None
+
+
+class Upload(TypedDict):
+    id: str
+    object: Literal["upload"]
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: Purpose
+    status: Literal["pending", "completed", "cancelled"]
+    expires_at: int
+    file: File | None
+
+
+class UploadPart(TypedDict):
+    id: str
+    object: Literal["upload.part"]
+    created_at: int
+    upload_id: str
 
 
 class DeletedFile(TypedDict):
@@ -154,10 +173,14 @@ class FileText(TypedDict):
 
 
 class SearchExtension(Priced):
-    """`age_s`: since the search was made, where that was for an earlier request."""
+    """`age_s`: since the search was made, where that was for an earlier request; `reranked`: the
+    model that ranked the passages anew, `not_reranked`: why the one that is named for it did not.
+    """
 
     warning: NotRequired[str]
     age_s: NotRequired[float]
+    reranked: NotRequired[str]
+    not_reranked: NotRequired[str]
 
 
 class SearchResults(TypedDict):

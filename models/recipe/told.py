@@ -1,0 +1,61 @@
+"""The demo model's second reading of a passage, told by the reader what it sees there.
+
+At each token of the second reading, and behind each of MiniLM's six layers, the stream's first
+features are to be like what the reader's layer says at that token: of unit variance both, compared
+by their cosine. A passage's first reading is told nothing: what it shall say is what the second
+needs.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.recipe.minilm import WIDTH
+from models.recipe.model import Llama
+from models.recipe.reader import Pair, Pairs, Reader
+from models.recipe.teacher import unit
+
+TELLS = 6  # layers
+
+
+def streams(model: Llama, inputs: Tensor) -> list[Tensor]:
+    """What the demo model's layers say where MiniLM's do: (rows, tokens, WIDTH) each."""
+    return [x[..., :WIDTH] for x in model.seen(inputs, *range(1, TELLS + 1))[1:]]
+
+
+def unlike(streams: list[Tensor], some: list[list[Pair]], reader: Reader) -> Tensor:
+    """(layers) one less the cosine of the second readings' states and the reader's, the mean over
+    tokens. `streams`: (rows, tokens, WIDTH or more); `some`: of each row.
+    """
+    flat = [(row, pair) for row, pairs in enumerate(some) for pair in pairs]
+    with torch.no_grad():
+        made = Pairs.of([[pair] for _, pair in flat])
+        said = reader.said(made)
+    row, ours, pair, theirs = (
+        torch.tensor([at for one in column for at in one])
+        for column in zip(
+            *(
+                ([r] * n, range(second, second + n), [i] * n, range(one.mark, one.mark + n))
+                for i, (r, one) in enumerate(flat)
+                for n, second in [(len(one.ids) - one.mark, one.second.start)]
+            ),
+            strict=True,
+        )
+    )
+    likes = [
+        F.cosine_similarity(unit(mine[row, ours, :WIDTH].float()), told[pair, theirs], dim=-1)
+        for mine, told in zip(streams, said, strict=True)
+    ]
+    return torch.stack([1 - like.mean() for like in likes])
+
+
+def read(last: Tensor, some: list[list[Pair]], reader: Reader) -> tuple[Tensor, Pairs]:
+    """The reader's scores over the demo model's second readings. `last`: (rows, tokens, WIDTH)
+    behind the last layer that is told.
+    """
+    made = Pairs.of(some)
+    states = last.new_zeros(*made.ids.shape, WIDTH, dtype=torch.float32)
+    flat = [(row, pair) for row, pairs in enumerate(some) for pair in pairs]
+    for i, (row, one) in enumerate(flat):
+        states[i, one.mark : len(one.ids)] = unit(last[row, one.second].float())
+    return reader.found(states, made), made

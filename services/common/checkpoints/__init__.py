@@ -1,0 +1,1 @@
+"""A checkpoint's files, as every service that opens one reads them."""

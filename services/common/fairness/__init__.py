@@ -1,0 +1,1 @@
+"""Places, threads and room that tenants share."""

@@ -1,0 +1,1 @@
+"""What keeps strangers out: secrets, certificates, who may call, sockets of one's own."""

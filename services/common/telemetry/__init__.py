@@ -1,0 +1,1 @@
+"""What is timed, counted and told: spans, metrics, logs."""

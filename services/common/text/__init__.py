@@ -1,0 +1,1 @@
+"""Texts as several services read them."""

@@ -1,0 +1,1 @@
+"""Conversations that responses go on with."""

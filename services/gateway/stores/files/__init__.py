@@ -1,0 +1,1 @@
+"""Tenants' files, whole and uploaded in parts."""

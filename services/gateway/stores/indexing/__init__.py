@@ -1,0 +1,1 @@
+"""A file's way into a vector store."""

@@ -1,0 +1,1 @@
+"""Calls to the retrieval service, and searches of one store by itself."""

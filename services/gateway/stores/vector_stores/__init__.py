@@ -1,0 +1,1 @@
+"""Vector stores and the files in them: what is kept of them, and how they go."""

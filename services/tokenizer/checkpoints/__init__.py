@@ -1,0 +1,1 @@
+"""The models that are tokenized for: what the registry lists, and what their files say."""

@@ -1,0 +1,1 @@
+"""Requests for numbers in place of text."""

@@ -1,0 +1,1 @@
+"""Guesses of tokens: who makes them, how many, and what became of them."""

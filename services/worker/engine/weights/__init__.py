@@ -1,0 +1,1 @@
+"""A checkpoint's tensors, as each kind of kernels reads them."""
