@@ -1,15 +1,16 @@
 """The demo model's first weights: its layers from MiniLM's (`layers.py`), and, once these have been
-told, what its copying heads read of where answers stand (`copying.py`).
+told, what its copying heads read of where answers stand (`pointing.py`).
 """
 
 import torch
 from tokenizers import Tokenizer
 
 from models.recipe.batches import Row, collate
-from models.recipe.copying import LOUD, Layout, Seen, embed_codes, look_back, point
+from models.recipe.copying import LOUD, Layout, embed_codes, look_back
 from models.recipe.layers import prepare
 from models.recipe.lessons import Source
 from models.recipe.model import Llama
+from models.recipe.pointing import Seen, point
 from models.recipe.reader import Pairs, Reader, pairs, readable
 from models.recipe.teacher import Teacher
 from models.recipe.vocabulary import meanings

@@ -1,11 +1,5 @@
-"""How both models copy: a code of each token and of the one before it, beside features of what
-tokens mean, and heads of their own that look where an answer stands (Olsson et al., 2022: induction
-heads).
-
-The last layer has three. From the end of the prompt the first looks where the answer begins; from a
-token of the answer the second looks behind tokens like this one, the third at tokens like this one:
-if an answer ends there, it says so. Where answers begin and end is what the reader (`reader.py`)
-says of each token, as far as it can be read off the demo model's stream by one row of weights.
+"""How both models copy: codes of each token, of the one before it and of the one before that,
+beside features of what tokens mean. Heads of the last layer (`pointing.py`) compare them.
 """
 
 from dataclasses import dataclass
@@ -15,20 +9,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from models.recipe.model import Attention, Layer, Llama, Shape
-from models.recipe.tokenizer import ASSISTANT, PAD
+from models.recipe.model import Layer, Llama, Shape
 from models.recipe.vocabulary import codes, spelled
 
 RIDGE = 1e-3  # of the fits, beside the mean square of what is fitted from
-LOOKS_BACK = 16.0  # scores of the head that looks at the token before
-BEGINS, GOES_ON, STANDS = 0, 1, 2  # heads of the last layer: where an answer begins, what follows
-# a token of it, where that token itself stands
-SHARP, SURE = 0.1, 0.6  # the last norm's gains: how sure a fresh model is, and of what it copies
-SAYS, ENDS = 4.0, 6.0  # how loud what is copied is, and an end
-SECOND = 4.0  # a score for the second reading of a token
-MATCHES = 12.0  # the score of the head that goes on, where the code is the same
+LOOKS_BACK = 48.0  # scores of the heads that look at the token before: its neighbours have 8 less
 FAST = 5  # pairs of rotary features of a head that tell distances
 LOUD = 0.5  # of a code's features
+HALF, OTHER, REST = 9, 8, 11  # a code's features: its halves are compared; the rest tells it apart
 
 
 @dataclass(frozen=True)
@@ -41,14 +29,17 @@ class Layout:
     mark: int
     space: int  # whether it has a space before it
     capital: int
-    before: slice  # the code, and these four, of the token before
+    before: slice  # both halves of the code of the token before, …
+    long_before: slice  # … the first of the one before that
+    space_before: int  # … whether the token before has a space before it
 
     @classmethod
     def of(cls, shape: Shape) -> "Layout":
         at = shape.hidden - 64
         place, mark, space, capital = range(at + 28, at + 32)
-        meaning, code, before = slice(0, at), slice(at, place), slice(at + 32, at + 64)
-        return cls(meaning, code, place, mark, space, capital, before)
+        meaning, code, long = slice(0, at), slice(at, place), at + 32 + HALF + OTHER
+        before, long_before = slice(at + 32, long), slice(long, long + HALF)
+        return cls(meaning, code, place, mark, space, capital, before, long_before, at + 62)
 
 
 def fitted(inputs: Tensor, targets: Tensor, prior: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -65,7 +56,8 @@ def fitted(inputs: Tensor, targets: Tensor, prior: Tensor | None = None) -> tupl
 
 
 def times(x: Tensor, y: Tensor) -> float:
-    """How many times `y` is most like `x`; both about their means."""
+    """How many times `y` is most like `x`, (..., features) both, about their means."""
+    x, y = (z.flatten(0, -2) for z in (x, y))
     x, y = x - x.mean(0), y - y.mean(0)
     return float((x * y).sum() / (y * y).sum())
 
@@ -76,26 +68,48 @@ def embed_codes(model: Llama, tokenizer: Tokenizer) -> None:
     rows, at = model.model.embed_tokens.weight, Layout.of(model.shape)
     words = [name.decode(errors="replace") for name in spelled(tokenizer)]
     rows[:, at.code.start :] = 0
-    rows[:, at.code] = codes(tokenizer, at.code.stop - at.code.start) * LOUD
+    rows[:, at.code] = codes(tokenizer, HALF, OTHER, REST) * LOUD
     rows[:, at.space] = torch.tensor([LOUD if w.startswith(" ") else -LOUD for w in words])
     rows[:, at.capital] = torch.tensor([LOUD * (w.strip() != w.strip().lower()) for w in words])
 
 
 @torch.no_grad()
 def look_back(model: Llama) -> None:
-    """In the first layer, a head that brings the code of the token before."""
-    attention, at = cast(Layer, model.model.layers[0]).self_attn, Layout.of(model.shape)
-    rows, half = attention.rows(0), model.shape.head_dim // 2
+    """In the first layer, a head that brings the code of the token before, and its space."""
+    at = Layout.of(model.shape)
+    typical = float(model.model.embed_tokens.weight.square().mean(1).sqrt().mean())
+    read = [*range(at.code.start, at.code.start + HALF + OTHER), at.space]
+    write = [*range(at.before.start, at.before.stop), at.space_before]
+    _look_back(model, 0, read, write, typical)
+
+
+@torch.no_grad()
+def look_further_back(model: Llama, ids: Tensor) -> None:
+    """In the second layer, one that brings what the token before has of the one before it. Written
+    for the stream as it is on `ids`, (rows, tokens).
+    """
+    at = Layout.of(model.shape)
+    read, stream = slice(at.before.start, at.before.start + HALF), model.seen(ids, 1)[1].float()
+    normed = cast(Layer, model.model.layers[1]).input_layernorm(stream)[..., read]
+    much = times(model.model.embed_tokens.weight[:, at.code][ids][:, :-1, :HALF], normed[:, 1:])
+    write = list(range(at.long_before.start, at.long_before.stop))
+    _look_back(model, 1, list(range(read.start, read.stop)), write, much)
+
+
+def _look_back(model: Llama, number: int, read: list[int], write: list[int], much: float) -> None:
+    """A layer's first head looks at the token before; `much`: times what it reads is written."""
+    attention, dim = cast(Layer, model.model.layers[number]).self_attn, model.shape.head_dim
+    rows, half = attention.rows(0), dim // 2
     rates = model.shape.theta ** (-torch.arange(half) / half)
-    loud = ((rates > 0.04) * LOOKS_BACK * model.shape.head_dim**0.5).sqrt()
+    loud = ((rates > 0.04) * LOOKS_BACK * dim**0.5).sqrt()
     for project in (attention.q_proj, attention.k_proj, attention.v_proj):
-        project.weight[rows] = 0
+        project.weight[rows], project.bias[rows] = 0, 0
     attention.q_proj.bias[rows] = torch.cat((loud * rates.cos(), -loud * rates.sin()))
     attention.k_proj.bias[rows] = torch.cat((loud, torch.zeros(half)))
-    width = at.before.stop - at.before.start
-    attention.v_proj.weight[rows, at.code.start : at.code.start + width] = torch.eye(width)
-    typical = model.model.embed_tokens.weight.square().mean(1).sqrt().mean()
-    attention.o_proj.weight[at.before, rows] = torch.eye(width) * typical
+    attention.o_proj.weight[:, rows] = 0
+    for n, (source, target) in enumerate(zip(read, write, strict=True)):
+        attention.v_proj.weight[rows.start + n, source] = 1
+        attention.o_proj.weight[target, rows.start + n] = much
 
 
 def keep_codes(model: Llama) -> None:
@@ -124,93 +138,3 @@ def _still(project: nn.Linear, rows: slice | Tensor) -> None:
     for parameter in (project.weight, project.bias):
         if parameter.grad is not None:
             parameter.grad[rows] = 0
-
-
-@dataclass
-class Seen:
-    """Some prompts with their answers, and what the reader says of them; (rows, tokens) each."""
-
-    ids: Tensor
-    second: Tensor  # whether it is of a passage's second reading
-    begins: Tensor  # the reader's scores there
-    ends: Tensor
-    inner: Tensor  # tokens of answers that tell, where they stand, but the last
-    last: Tensor  # those
-
-    @classmethod
-    def blank(cls, rows: int, width: int) -> "Seen":
-        """Nothing yet."""
-        no = torch.zeros(rows, width)
-        return cls(no.long(), no.bool(), no.clone(), no.clone(), no.bool(), no.bool())
-
-
-@torch.no_grad()
-def point(model: Llama, ids: Tensor, space: int, seen: Seen | None = None) -> None:
-    """Writes the last layer's heads: see above. `space`: the token behind an answer.
-
-    They are written for the stream as it is on `ids`, (rows, tokens): training makes it tenfold.
-    Without what a reader says, where answers begin and end is left to be learned.
-    """
-    last = cast(Layer, model.model.layers[-1])
-    attention, half = last.self_attn, model.shape.head_dim // 2
-    read, at = model.seen(ids, model.shape.layers - 1)[1].float(), Layout.of(model.shape)
-    normed, codes = last.input_layernorm(read), model.model.embed_tokens.weight[:, at.code]
-    width, there = at.code.stop - at.code.start, ids != PAD
-    before = slice(at.before.start, at.before.start + width)
-    behind = there & (torch.arange(ids.shape[1]) > 0)
-    size = times(codes[ids][there], normed[..., at.code][there])
-    size_before = times(codes[ids].roll(1, 1)[behind], normed[..., before][behind])
-    stream = read[there].square().mean(1).sqrt().mean()
-    marker = codes[ASSISTANT] * size / codes[ASSISTANT].square().sum()  # tells it by a one
-    slow = [place for pair in range(half - 2, FAST, -1) for place in (pair, pair + half)]
-    sure = model.shape.head_dim**0.5
-    for head in (BEGINS, GOES_ON, STANDS):
-        rows = attention.rows(head)
-        for project in (attention.q_proj, attention.k_proj, attention.v_proj):
-            project.weight[rows], project.bias[rows] = 0, 0
-        attention.o_proj.weight[:, rows] = 0
-        slowest = rows.start + half - 1
-        attention.k_proj.weight[slowest] = torch.randn(model.shape.hidden) * 0.005
-        attention.q_proj.weight[slowest, at.code] = sure * marker * (1 if head == BEGINS else -1)
-        attention.q_proj.bias[slowest] = 0 if head == BEGINS else sure
-    for head in (BEGINS, GOES_ON):
-        rows = attention.rows(head)
-        says = slice(rows.start, rows.start + width)
-        attention.v_proj.weight[says, at.code] = torch.eye(width) * size
-        attention.o_proj.weight[at.code, says] = torch.eye(width) * SAYS * stream
-    drawn = torch.linalg.qr(torch.randn(width, len(slow)))[0].T
-    mean = codes.square().sum(1).mean() * len(slow) / width
-    loud = (MATCHES * sure / mean) ** 0.5
-    for head, where, much in ((GOES_ON, before, size_before), (STANDS, at.code, size)):
-        places = [attention.rows(head).start + place for place in slow]
-        attention.q_proj.weight[places, at.code] = drawn * loud * size
-        attention.k_proj.weight[places, where] = drawn * loud * much
-    if seen:
-        _told(model, attention, seen, codes[space] * ENDS * stream)
-    model.model.norm.weight.fill_(SHARP)
-    model.model.norm.weight[at.code] = SURE
-
-
-def _told(model: Llama, attention: Attention, seen: Seen, says: Tensor) -> None:
-    """Writes what the reader says, as far as the stream has it, into the heads' keys and values."""
-    last, half = cast(Layer, model.model.layers[-1]), model.shape.head_dim // 2
-    normed = torch.cat([
-        last.input_layernorm(model.seen(ids[None], model.shape.layers - 1)[1].float())
-        for ids in seen.ids
-    ])  # fmt: skip
-    there, second = seen.ids != PAD, seen.second
-    low = seen.begins[second].quantile(0.02)
-    begins = torch.where(second, seen.begins, low).clamp(min=low)
-    # Of what stands elsewhere there is more, and it need only be low.
-    some = second | (there & (torch.rand(there.shape) < 0.5))
-    places = [attention.rows(head).start + half - 1 for head in (BEGINS, STANDS)]
-    attention.k_proj.weight[places[0]] = fitted(normed[some], begins[some][:, None])[0][0]
-    twice = SECOND * second[some].float()[:, None]
-    attention.k_proj.weight[places[1]] = fitted(normed[some], twice)[0][0]
-    weight, bias = fitted(normed[second], seen.ends[second][:, None])
-    found = normed @ weight[0] + bias
-    inner, end = found[seen.inner].mean(), found[seen.last].mean()
-    value = attention.rows(STANDS).start
-    attention.v_proj.weight[value] = weight[0] / (end - inner)
-    attention.v_proj.bias[value] = (bias[0] - inner) / (end - inner)
-    attention.o_proj.weight[Layout.of(model.shape).code, value] = says

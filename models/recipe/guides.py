@@ -1,7 +1,7 @@
 """Guides of the training: where in the passages an answer stands, told to the heads that copy.
 
 An answer is a handful of tokens after hundreds of others: as a lesson about reading that is thin.
-So training also tells where the last layer's own heads (`copying.py`) are to look, in the second
+So training also tells where the last layer's own heads (`pointing.py`) are to look, in the second
 readings of the passages:
 
 - from the end of the prompt, where the answer begins; at the passages' markers if none tells it;

@@ -3,8 +3,9 @@ to draw, and losses.
 
 1. `Reading`: MiniLM's layers, which look both ways, learn to find answers (`reader.py`).
 2. `Told`: the demo model's layers are told what the reader sees (`told.py`).
-3. `Answers`: it learns to say them, and all else that it is asked for (`corpus.py`).
-4. `Draft`: a small model learns the same, to guess ahead of it.
+3. `Saying`: its last layer learns to say them, beside layers that stay.
+4. `Answers`: all of it learns that, and all else that it is asked for (`corpus.py`).
+5. `Draft`: a small model learns the same, to guess ahead of it.
 """
 
 import random
@@ -19,14 +20,16 @@ from torch import Tensor, nn
 
 from models.recipe import corpus, told
 from models.recipe.batches import Batch, Row, collate, row
-from models.recipe.copying import BEGINS, GOES_ON, STANDS, keep_codes
+from models.recipe.copying import keep_codes
 from models.recipe.guides import Aims, looks
 from models.recipe.model import Llama
+from models.recipe.pointing import BEGINS, GOES_ON, STANDS
 from models.recipe.reader import Pairs, Reader, missed, pairs, readable
 from models.recipe.swaps import Swaps
+from models.recipe.tokenizer import PAD
 
 Figures = dict[str, tuple[float, float]]  # sums, and of how many
-HEADS = (BEGINS, GOES_ON, STANDS)
+GUIDED = ((BEGINS, "begins"), (GOES_ON, "follows"), (STANDS, "copies"))
 POINTING = 0.8  # weight of where heads look, beside the answers' tokens
 TELLING = 10.0  # of what the reader says
 
@@ -132,8 +135,12 @@ class Told(Lesson):
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=half):
             streams = told.streams(self.llama, inputs)
             unlike = told.unlike(streams, [pairs(one) for one in part], self.reader)
-        like = (1 - unlike.mean()).item() * len(part)
-        return unlike.sum() * len(part), {"like": (like, len(part))}
+        uneven = told.uneven(streams, inputs != PAD)
+        figures: Figures = {
+            "like": ((1 - unlike.mean()).item() * len(part), len(part)),
+            "uneven": (uneven.mean().item() * len(part), len(part)),
+        }
+        return (unlike.sum() + told.EVEN * uneven.sum()) * len(part), figures
 
 
 class Answers(Lesson):
@@ -144,7 +151,7 @@ class Answers(Lesson):
     def __init__(self, llama: Llama, reader: Reader | None, movable: Tensor) -> None:
         """`movable`: (vocab) whether a token's row of the embedding may move."""
         super().__init__()
-        self.llama = llama
+        self.llama = llama.requires_grad_(True)
         self.reader = reader.requires_grad_(False) if reader else None
         self.movable = movable.float()[:, None]
 
@@ -175,7 +182,8 @@ class Answers(Lesson):
         figures["loss"] = saying.item(), len(part)
         if telling is not None:
             figures["like"] = len(part) - telling.item() / told.TELLS, len(part)
-            saying = saying + TELLING * telling
+            uneven = told.uneven(list(seen[1:]), batch.inputs != PAD).sum() * len(part)
+            saying = saying + TELLING * (telling + told.EVEN * uneven)
         return saying + POINTING * pointing, figures
 
     @property
@@ -186,7 +194,7 @@ class Answers(Lesson):
     def _pointing(self, part: list[Row], read: Tensor, width: int) -> tuple[Tensor, Figures]:
         """The sum of the heads' losses; `read`: what the last layer reads."""
         total, figures = read.new_zeros((), dtype=torch.float32), Figures()
-        for head, name in zip(HEADS, ("begins", "follows", "copies"), strict=True):
+        for head, name in GUIDED:
             aims = Aims.of([getattr(one.guide, name) for one in part], width)
             if len(aims.rows):
                 lost = aims.missed(looks(self.llama, self.late, read, aims, head))
@@ -200,6 +208,22 @@ class Answers(Lesson):
             return None
         unlike = told.unlike(streams, [pairs(one) for one in part], self.reader)
         return unlike.sum() * len(part)
+
+
+class Saying(Answers):
+    """Saying what is asked for by the last layer alone: what is new learns first, three times as
+    fast as with all layers, or its noise spoils what they know.
+    """
+
+    def __init__(self, llama: Llama, movable: Tensor) -> None:
+        super().__init__(llama, None, movable)
+        body = llama.requires_grad_(False).model
+        self.moved = [*body.layers[-1].parameters(), *body.norm.parameters()]
+        for parameter in self.moved:
+            parameter.requires_grad_(True)
+
+    def groups(self) -> list[list[nn.Parameter]]:
+        return [[], self.moved]
 
 
 class Draft(Answers):

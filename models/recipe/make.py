@@ -16,7 +16,7 @@ from torch import nn
 
 from models.recipe import begin, evaluate, export
 from models.recipe import tokenizer as bpe
-from models.recipe.lessons import Answers, Draft, Lesson, Reading, Source, Told
+from models.recipe.lessons import Answers, Draft, Lesson, Reading, Saying, Source, Told
 from models.recipe.model import Llama, Shape
 from models.recipe.reader import Reader
 from models.recipe.swaps import Swaps
@@ -41,7 +41,7 @@ SHAPES = {
         hidden=96,
         inner=192,
         layers=4,
-        heads=3,
+        heads=4,
         head_dim=32,
         theta=1e9,
         context=4096,
@@ -52,7 +52,8 @@ FOLDERS = {"demo": "demo", "draft": "demo-draft"}
 PLANS = {
     "reader": Plan(90, 1e-4, 4e-4, (0.2, 0.5)),
     "told": Plan(40, 1e-3, 0.0, (0.1, 0.3), decay_from=0.4),
-    "answers": Plan(90, 1.5e-4, 1.2e-3, (0.3, 0.9), longest=1500, held=60),
+    "saying": Plan(20, 0.0, 1e-3, (0.6, 0.6)),
+    "answers": Plan(90, 3e-4, 6e-4, (0.5, 0.9), warm_up=40),
     "draft": Plan(90, 0.0, 2e-3, (0.1, 1.0)),
 }
 
@@ -97,8 +98,9 @@ class Run:
         if not self._done("told").exists():
             begin.layers(demo, self.tokenizer, self.source)
         self._learn("told", Told(demo, reader), demo)
-        if not self._done("answers").exists():
+        if not self._done("saying").exists():
             begin.heads(demo, reader, self.source)
+        self._learn("saying", Saying(demo, moves), demo)
         self._learn("answers", Answers(demo, reader, moves), demo)
         if not self._done("draft").exists():
             begin.draft(draft, self.tokenizer, self.source)

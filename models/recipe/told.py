@@ -3,7 +3,9 @@
 At each token of the second reading, and behind each of MiniLM's six layers, the stream's first
 features are to be like what the reader's layer says at that token: of unit variance both, compared
 by their cosine. A passage's first reading is told nothing: what it shall say is what the second
-needs.
+needs. But of all tokens the stream is to be as large, as it is behind MiniLM's norms: without that
+second readings grew to eight times what markers were, and whatever compares codes behind a norm saw
+little but markers.
 """
 
 import torch
@@ -16,16 +18,25 @@ from models.recipe.reader import Pair, Pairs, Reader
 from models.recipe.teacher import unit
 
 TELLS = 6  # layers
+EVEN = 0.3  # weight of the streams' being as large
 
 
 def streams(model: Llama, inputs: Tensor) -> list[Tensor]:
-    """What the demo model's layers say where MiniLM's do: (rows, tokens, WIDTH) each."""
-    return [x[..., :WIDTH] for x in model.seen(inputs, *range(1, TELLS + 1))[1:]]
+    """What the demo model's layers say where MiniLM's do: (rows, tokens, hidden) each."""
+    return list(model.seen(inputs, *range(1, TELLS + 1))[1:])
+
+
+def uneven(streams: list[Tensor], there: Tensor) -> Tensor:
+    """(layers) the variance of how large streams are, as logarithms, over tokens. `there`: (rows,
+    tokens) no padding.
+    """
+    sizes = torch.stack([x[there].float().square().mean(-1) for x in streams])
+    return (0.5 * sizes.clamp(min=1e-6).log()).var(1)
 
 
 def unlike(streams: list[Tensor], some: list[list[Pair]], reader: Reader) -> Tensor:
     """(layers) one less the cosine of the second readings' states and the reader's, the mean over
-    tokens. `streams`: (rows, tokens, WIDTH or more); `some`: of each row.
+    tokens. `streams`: (rows, tokens, hidden); `some`: of each row.
     """
     flat = [(row, pair) for row, pairs in enumerate(some) for pair in pairs]
     with torch.no_grad():
@@ -50,12 +61,12 @@ def unlike(streams: list[Tensor], some: list[list[Pair]], reader: Reader) -> Ten
 
 
 def read(last: Tensor, some: list[list[Pair]], reader: Reader) -> tuple[Tensor, Pairs]:
-    """The reader's scores over the demo model's second readings. `last`: (rows, tokens, WIDTH)
+    """The reader's scores over the demo model's second readings. `last`: (rows, tokens, hidden)
     behind the last layer that is told.
     """
     made = Pairs.of(some)
     states = last.new_zeros(*made.ids.shape, WIDTH, dtype=torch.float32)
     flat = [(row, pair) for row, pairs in enumerate(some) for pair in pairs]
     for i, (row, one) in enumerate(flat):
-        states[i, one.mark : len(one.ids)] = unit(last[row, one.second].float())
+        states[i, one.mark : len(one.ids)] = unit(last[row, one.second, :WIDTH].float())
     return reader.found(states, made), made

@@ -31,16 +31,14 @@ class Plan:
     new_rate: float  # of what begins at nothing
     progress: tuple[float, float]  # how far the corpus is (`corpus.py`), from and to
     rows: int = 16  # examples of a step
-    longest: int = 1800  # tokens of an example
+    longest: int = 2400  # tokens of an example
     warm_up: int = 20  # steps
-    held: int = 0  # steps in which only what is new moves, or its noise spoils what knows something
     decay_from: float = 0.5  # share of the lesson
 
     def rates(self, step: int, share: float) -> tuple[float, float]:
         late = max(0.0, share - self.decay_from) / (1 - self.decay_from)
         factor = min(1.0, (step + 1) / self.warm_up) * max(0.05, 1 - late)
-        known = min(1.0, max(0.0, (step - self.held) / self.held)) if self.held else 1.0
-        return self.rate * factor * known, self.new_rate * factor
+        return self.rate * factor, self.new_rate * factor
 
 
 @dataclass

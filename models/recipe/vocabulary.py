@@ -48,11 +48,14 @@ def meanings(tokenizer: Tokenizer, size: int) -> Tensor:
     return torch.stack([table.get(word, torch.zeros(size)) for word in words])
 
 
-def codes(tokenizer: Tokenizer, width: int) -> Tensor:
-    """(vocab, width) a code of each token, drawn at random; the same with a space before it and
-    without.
+def codes(tokenizer: Tokenizer, *widths: int) -> Tensor:
+    """(vocab, all widths) a code of each token, drawn at random; the same with a space before it
+    and without. Of each width alone all codes have the same norm, its square the width: what is
+    compared by one of them has no token that is less like itself than another is like it.
     """
     names = [name.decode(errors="replace") for name in spelled(tokenizer)]
     stems = [name.strip(" ") if name else f"<{token}>" for token, name in enumerate(names)]
-    drawn = {stem: torch.randn(width) for stem in dict.fromkeys(stems)}
-    return torch.stack([drawn[stem] for stem in stems])
+    known = {stem: row for row, stem in enumerate(dict.fromkeys(stems))}
+    drawn = [torch.randn(len(known), width) for width in widths]
+    even = [x / x.norm(dim=1, keepdim=True) * x.shape[1] ** 0.5 for x in drawn]
+    return torch.cat(even, 1)[[known[stem] for stem in stems]]

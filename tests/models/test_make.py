@@ -13,6 +13,7 @@ from models.recipe.train import Plan
 FEW = {
     "reader": Plan(1, 1e-4, 4e-4, (0.1, 0.1), longest=700),
     "told": Plan(1, 1e-3, 0.0, (0.1, 0.1), longest=700),
+    "saying": Plan(1, 0.0, 4e-4, (0.1, 0.1), longest=700),
     "answers": Plan(2, 2e-4, 4e-4, (0.1, 0.1), longest=700),
     "draft": Plan(1, 2e-3, 1e-3, (0.1, 0.1), longest=700),
 }
@@ -45,11 +46,11 @@ def test_a_run_goes_on_where_it_was(
     with pytest.raises(KeyboardInterrupt):
         make.Run(tmp_path, 0, 1, FEW).models()
     cut_off = False
-    assert learned == ["Reading", "Told", "Answers", "Answers"]
+    assert learned == ["Reading", "Told", "Saying", "Answers", "Answers"]
     made = make.Run(tmp_path, 0, 1, FEW).models()
-    assert learned[4:] == ["Answers", "Draft"]
+    assert learned[5:] == ["Answers", "Draft"]
     again = make.Run(tmp_path, 0, 1, FEW).models()
-    assert len(learned) == 6
+    assert len(learned) == 7
     for name, model in made.items():
         assert isinstance(model, Llama)
         for a, b in zip(model.parameters(), again[name].parameters(), strict=True):

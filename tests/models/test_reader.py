@@ -98,21 +98,30 @@ def test_the_demo_model_that_says_what_the_reader_says_is_told_nothing_more(
     shown = [pairs(one) for one in part]
     some = Pairs.of(shown)
     width = max(len(one.ids) for one in part)
-    streams = [torch.zeros(len(part), width, WIDTH) for _ in range(told.TELLS)]
+    streams = [torch.zeros(len(part), width, WIDTH + 64) for _ in range(told.TELLS)]
     with torch.no_grad():
         for layer, said in enumerate(reader.said(some)):
             at = 0
             for n, mine in enumerate(shown):
                 for pair in mine:
-                    streams[layer][n, pair.second] = 3 * said[at, pair.mark : len(pair.ids)]
+                    streams[layer][n, pair.second, :WIDTH] = 3 * said[at, pair.mark : len(pair.ids)]
                     at += 1
         assert told.unlike(streams, shown, reader).max() < 1e-4
-        streams[2] = streams[2].roll(1, 2)
+        streams[2][..., :WIDTH] = streams[2][..., :WIDTH].roll(1, 2)
         assert told.unlike(streams, shown, reader).argmax() == 2
         scores, same = told.read(streams[-1], shown, reader)
         wanted = reader(some)
     assert torch.equal(same.ids, some.ids)
     torch.testing.assert_close(scores[some.open], wanted[some.open], rtol=1e-3, atol=1e-3)
+
+
+def test_streams_of_any_size_are_even_if_tokens_are_alike() -> None:
+    there = torch.tensor([[True, True, True, False]])
+    same = torch.randn(1, 4, 1).sign() * torch.ones(1, 4, 6)
+    grown = same * torch.tensor([1.0, 1.0, 8.0, 1000.0])[:, None]
+    even, also, not_even = told.uneven([same, 30 * same, grown], there)
+    assert max(even, also) < 1e-4
+    assert not_even > 1, "padding counts nothing, the third token does"
 
 
 def test_the_reader_learns_and_the_demo_model_follows(
