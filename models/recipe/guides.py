@@ -102,12 +102,14 @@ def guide(made: Conversation, text: str, encoded: Encoding, answer: int) -> Guid
             if cursor + match.end() - begin >= 3:
                 found.sentences.append((token(begin), token(cursor + match.end() - 1)))
                 begin = cursor + match.end()
-    _copied(ids, answer, found)
+    _copied(ids, [text[a:b].strip() for a, b in encoded.offsets], answer, found)
     return found
 
 
-def _copied(ids: list[int], answer: int, found: Guide) -> None:
-    """Where each token of `V [n].` stands, and the next, if a passage has it to the letter."""
+def _copied(ids: list[int], words: list[str], answer: int, found: Guide) -> None:
+    """Where each token of `V [n].` stands, and the next, if a passage has it to the letter.
+    `words`: what each token says, without a space.
+    """
     cites = range(FIRST_CITE, FIRST_CITE + len(CITES))
     cite = next((at for at in range(answer, len(ids)) if ids[at] in cites), None)
     if cite is None:
@@ -117,7 +119,7 @@ def _copied(ids: list[int], answer: int, found: Guide) -> None:
     firsts = [
         first
         for number, first, last in found.tells
-        if number == cited and last - first + 1 == size
+        if number == cited and last - first + 1 == size and words[first] == words[answer]
         and ids[first + 1 : last + 1] == ids[answer + 1 : cite - 1]
     ]  # fmt: skip
     if not firsts:

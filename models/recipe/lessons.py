@@ -31,7 +31,7 @@ from models.recipe.tokenizer import PAD
 Figures = dict[str, tuple[float, float]]  # sums, and of how many
 GUIDED = ((BEGINS, "begins"), (GOES_ON, "follows"), (STANDS, "copies"))
 POINTING = 0.8  # weight of where heads look, beside the answers' tokens
-TELLING = 10.0  # of what the reader says
+TELLING = 60.0  # of what the reader says
 
 
 @dataclass

@@ -53,7 +53,7 @@ PLANS = {
     "reader": Plan(90, 1e-4, 4e-4, (0.2, 0.5)),
     "told": Plan(40, 1e-3, 0.0, (0.1, 0.3), decay_from=0.4),
     "saying": Plan(20, 0.0, 1e-3, (0.6, 0.6)),
-    "answers": Plan(90, 3e-4, 6e-4, (0.5, 0.9), warm_up=40),
+    "answers": Plan(90, 2e-4, 8e-4, (0.6, 0.9), warm_up=30, decay_from=0.35),
     "draft": Plan(90, 0.0, 2e-3, (0.1, 1.0)),
 }
 
