@@ -7,8 +7,12 @@ readings of the passages:
 - from the end of the prompt, where the answer begins; at the passages' markers if none tells it;
 - from each token of the answer, where that one stands, and where the next one does: at the
   passage's number when all is said.
+
+Answers of other kinds, as calls of tools, repeat names and values, too: there the heads are told
+where these begin, and go on; from an answer's start, the user's marker if it begins with none.
 """
 
+import random
 import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -21,9 +25,11 @@ from torch import Tensor
 
 from models.recipe.conversation import Conversation
 from models.recipe.model import Layer, Llama
-from models.recipe.tokenizer import CITES, DOCUMENTS, END, FIRST_CITE, USER
+from models.recipe.repeated import repeated
+from models.recipe.tokenizer import ASSISTANT, CITES, DOCUMENTS, END, FIRST_CITE, USER
 
 ENDS = re.compile(r"[.!?]['\")\]’”]*(?=\s|$)|(?=\n[^a-z])|$")
+MOST = 8  # aims of a head in an answer that is not of passages; of more, some
 Aim = tuple[int, list[int]]  # from a position, to any of these
 
 
@@ -63,14 +69,7 @@ class Guide:
     sentences: list[tuple[int, int]] = field(default_factory=list)  # likewise
     copies: list[Aim] = field(default_factory=list)  # where each token of the answer stands
     follows: list[Aim] = field(default_factory=list)  # … and what comes next
-
-    @property
-    def begins(self) -> list[Aim]:
-        """Where the answer begins."""
-        if not self.readings:
-            return []
-        nowhere = [one.second for one in self.readings]
-        return [(self.answer, [first for _, first, _ in self.tells] or nowhere)]
+    begins: list[Aim] = field(default_factory=list)  # where the answer begins
 
     @property
     def inside(self) -> set[int]:
@@ -81,7 +80,7 @@ class Guide:
 def guide(made: Conversation, text: str, encoded: Encoding, answer: int) -> Guide:
     """`answer`: position of the first token of the last answer, which `text` ends with."""
     if made.skill not in ("passages", "not_told") or not made.documents:
-        return Guide()
+        return _of_what_is_repeated(text, encoded)
     ids: list[int] = encoded.ids
     starts = [start for start, _ in encoded.offsets]
 
@@ -102,7 +101,31 @@ def guide(made: Conversation, text: str, encoded: Encoding, answer: int) -> Guid
             if cursor + match.end() - begin >= 3:
                 found.sentences.append((token(begin), token(cursor + match.end() - 1)))
                 begin = cursor + match.end()
+    nowhere = [one.second for one in found.readings]
+    found.begins = [(found.answer, [first for _, first, _ in found.tells] or nowhere)]
     _copied(ids, [text[a:b].strip() for a, b in encoded.offsets], answer, found)
+    return found
+
+
+def _of_what_is_repeated(text: str, encoded: Encoding) -> Guide:
+    """For answers of which each may repeat something of all that stands before it."""
+    ids: list[int] = encoded.ids
+    shown = [at for one in readings(ids) for at in range(one.second, one.stop)]
+    marks = [at for at, token in enumerate(ids) if token == ASSISTANT]
+    answers = [range(at + 1, ids.index(END, at)) for at in marks if not shown or at > shown[-1]]
+    found, free, second = Guide(), {one.start for one in answers}, set(shown)
+    for stretch in repeated(text, encoded, answers):
+        places = [place for place in stretch.places if place in second] or stretch.places
+        aims = [(stretch.first - 1 + i, [at + i for at in places]) for i in range(stretch.size)]
+        found.begins.append(aims[0])
+        found.follows += aims[1:]
+        found.copies += [(at + 1, there) for at, there in aims]
+        free.discard(stretch.first)
+    for start in free:
+        found.begins.append((start - 1, [start - 2 - ids[start - 2 :: -1].index(USER)]))
+    some = random.Random(len(ids))
+    for aims in (found.begins, found.follows, found.copies):
+        aims[:] = some.sample(aims, min(MOST, len(aims)))
     return found
 
 

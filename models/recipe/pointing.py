@@ -35,6 +35,7 @@ APART = 6.0  # … for the same space before a word
 PAIR, ALONE = 60.0, 50.0  # … where halves of two codes are the same; on a marker, if none are
 SECOND = 4.0  # … for the second reading of a token
 NEAR = 12.0  # … for tokens of the answer, where a row of weights is sure of them
+LEARNED = 0.02  # of features that nothing is written of
 WHOLE = HALF + OTHER  # features of a code that one head compares
 
 
@@ -110,8 +111,17 @@ def point(model: Llama, ids: Tensor, space: int, seen: Seen | None = None) -> No
     _look(attention, at, stream, space)
     if seen:
         _told(model, attention, seen, stream.codes[space] * ENDS * stream.size)
+    _leave_to_learn(attention)
     model.model.norm.weight.fill_(SHARP)
     model.model.norm.weight[[*range(at.code.start, at.code.stop), at.space]] = SURE
+
+
+def _leave_to_learn(attention: Attention) -> None:
+    """Where both a query's and a key's features are nothing, neither has a gradient, ever."""
+    for head in HEADS:
+        for project in (attention.q_proj, attention.k_proj):
+            rows = project.weight[attention.rows(head)]
+            rows += torch.randn_like(rows) * LEARNED * ~rows.any(1, keepdim=True)
 
 
 def _copies(attention: Attention, at: Layout, stream: Stream, head: int) -> None:

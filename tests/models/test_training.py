@@ -97,6 +97,13 @@ def test_a_fresh_draft_looks_for_what_followed(tokenizer: Tokenizer) -> None:
     assert (found == 11).float().mean() > 0.8
 
 
+def test_every_feature_of_fresh_heads_can_be_learned(tokenizer: Tokenizer) -> None:
+    """Where a query's and a key's are nothing, gradients are, too."""
+    attention = cast(Layer, fresh(tokenizer).model.layers[-1]).self_attn
+    for project in (attention.q_proj, attention.k_proj):
+        assert project.weight.any(1).all()
+
+
 def assert_same(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) -> None:
     """Two results for the same inputs, and their gradients."""
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
