@@ -1,5 +1,6 @@
 """What the router does when workers are lost, stall or fail, and when Redis goes."""
 
+import time
 from typing import Any
 
 import grpc
@@ -346,4 +347,28 @@ async def test_an_only_worker_that_failed_is_tried_again_soon(stack, monkeypatch
     await until(lambda: len(worker.requests) >= 2)
     _of(stack, "w1").breaker._pause_s = 600.0  # where there are others
     worker.fail_with = None
+    assert (await answer.whole()).tokens == undisturbed()
+
+
+async def test_a_worker_that_may_be_tried_just_behind_a_look_is_not_waited_for_in_vain(
+    stack, monkeypatch
+):
+    """The pause of the only worker ends right after the router found that it does not yet."""
+    monkeypatch.setattr(breaker, "PROBE_S", 0.05)
+    worker = await stack.worker("w1")
+    worker.fail_with = unavailable("no room", stage="worker", reason="broken_off")
+    link = await stack.router()
+    workers = stack.hosts[0].service._workers
+    looked = workers.sound
+
+    def slowly(model: str, checkpoint: str) -> Any:
+        found = looked(model, checkpoint)
+        if not found:
+            worker.fail_with = None
+            time.sleep(0.06)
+        return found
+
+    monkeypatch.setattr(workers, "sound", slowly)
+    answer = ask(link)
+    await until(lambda: bool(answer.tokens))
     assert (await answer.whole()).tokens == undisturbed()
