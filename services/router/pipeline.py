@@ -243,7 +243,6 @@ async def _some_workers(router: Router, answer: Answer, case: Case) -> list[Work
         await _raise_unless_served(router, model)
         ready = router.workers.ready(model, checkpoint)
         left_s = until - time.monotonic()
-        # Asked for first: what becomes sound between the two is found, not waited for in vain.
         next_s = router.workers.next_try_s(model, checkpoint)
         sound = [w for w in router.workers.sound(model, checkpoint) if case.may_run_on(w)]
         if sound or (ready and left_s <= 0):

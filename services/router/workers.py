@@ -205,7 +205,10 @@ class Workers:
         return [w for w in ready if w.breaker.takes(alone)]
 
     def next_try_s(self, model: str, checkpoint: str) -> float:
-        """Until one more of the ready is sound, if nothing changes; infinite: then none will be."""
+        """Until one more of the ready is sound, if nothing changes; infinite: then none will be.
+
+        To be asked before `sound`: the pause that ends between the two is then found over.
+        """
         ready = self.ready(model, checkpoint)
         alone = _none_closed(ready)
         times = (w.breaker.takes_in(alone) for w in ready)

@@ -358,17 +358,17 @@ async def test_a_worker_that_may_be_tried_just_behind_a_look_is_not_waited_for_i
     worker = await stack.worker("w1")
     worker.fail_with = unavailable("no room", stage="worker", reason="broken_off")
     link = await stack.router()
-    workers = stack.hosts[0].service._workers
+    workers, its_breaker = stack.hosts[0].service._workers, _of(stack, "w1").breaker
     looked = workers.sound
 
-    def slowly(model: str, checkpoint: str) -> Any:
+    def looked_before_the_end(model: str, checkpoint: str) -> Any:
         found = looked(model, checkpoint)
         if not found:
             worker.fail_with = None
-            time.sleep(0.06)
+            monkeypatch.setattr(its_breaker, "_clock", lambda: time.monotonic() + 1)
         return found
 
-    monkeypatch.setattr(workers, "sound", slowly)
+    monkeypatch.setattr(workers, "sound", looked_before_the_end)
     answer = ask(link)
     await until(lambda: bool(answer.tokens))
     assert (await answer.whole()).tokens == undisturbed()

@@ -63,8 +63,10 @@ def test_all_roles_tools_and_passages(tokenizer: Any) -> None:
         '<|assistant|><tool_call>{"name": "get_weather", "arguments": {"city": "Caswell"}}'
         "</tool_call><|end|><|tool|>rain<|end|><|assistant|>The result: rain.<|end|>"
         "<|user|>Thanks!<|end|>"
-        "<|documents|>[1] Caswell\nIt is a town.\n[2] It rains.<|end|>"
-        "<|documents|>[1] Caswell\nIt is a town.\n[2] It rains.<|end|>"
+        "<|documents|>[1] Caswell\nIt is a town.<|end|>"
+        "<|documents|>[1] Caswell\nIt is a town.<|end|>"
+        "<|user|>Thanks!<|end|>"
+        "<|documents|>[2] It rains.<|end|><|documents|>[2] It rains.<|end|>"
         "<|user|>Thanks!<|end|><|assistant|>"
     )
 
@@ -78,15 +80,16 @@ def test_passages_stand_with_the_last_question(tokenizer: Any) -> None:
             tokenize=False,
         )
 
-    passages = "<|documents|>[1] Caswell\nIt is a town.\n[2] It rains.<|end|>"
+    first = "<|documents|>[1] Caswell\nIt is a town.<|end|>"
+    second = "<|documents|>[2] It rains.<|end|>"
     user, said = "<|user|>USER<|end|>", "<|assistant|>ASSISTANT<|end|>"
     plain = prompt("user", "assistant", "user", documents=None)
     assert plain == f"{user}{said}{user}<|assistant|>"
-    asked = f"{user}{passages}{passages}{user}"  # read twice
+    asked = f"{user}{first}{first}{user}{second}{second}{user}"  # each is read twice
     assert prompt("user", "assistant", "user") == f"{user}{said}{asked}<|assistant|>"
     followed = f"{asked}{said}<|tool|>TOOL<|end|><|assistant|>"
     assert prompt("user", "assistant", "tool") == followed
-    assert prompt("system") == f"<|system|>SYSTEM<|end|>{passages}<|assistant|>"
+    assert prompt("system") == f"<|system|>SYSTEM<|end|>{first}{second}<|assistant|>"
 
 
 def test_call_arguments_may_be_an_object(tokenizer: Any) -> None:

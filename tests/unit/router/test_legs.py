@@ -2,6 +2,7 @@
 worker."""
 
 import asyncio
+import math
 import time
 from types import SimpleNamespace
 from typing import Any, cast
@@ -70,6 +71,7 @@ async def test_after_the_patience_any_ready_worker_is_better_than_none(suspected
     workers = SimpleNamespace(
         ready=lambda *_: ready,
         sound=lambda *_: ready if suspected else [],
+        next_try_s=lambda *_: math.inf,
         replaced=not_replaced,
         models=lambda: {"m"},
     )

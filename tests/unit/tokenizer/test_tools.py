@@ -64,7 +64,7 @@ def demo() -> ServedModel:
 
 @cache
 def compiler() -> Compiler:
-    return Compiler(str(FOLDER), 2048, [1])
+    return Compiler(str(FOLDER), 20480, [1])
 
 
 def request(*tools: Tool, constraint: Constraint | None = None, **fields: Any) -> PromptRequest:
