@@ -107,6 +107,8 @@ def test_the_demo_model_that_says_what_the_reader_says_is_told_nothing_more(
                     streams[layer][n, pair.second, :WIDTH] = 3 * said[at, pair.mark : len(pair.ids)]
                     at += 1
         assert told.unlike(streams, shown, reader).max() < 1e-4
+        streams[4][..., :WIDTH] += 5 * torch.randn(WIDTH)  # the same for all tokens
+        assert told.unlike(streams, shown, reader).max() < 0.1
         streams[2][..., :WIDTH] = streams[2][..., :WIDTH].roll(1, 2)
         assert told.unlike(streams, shown, reader).argmax() == 2
         scores, same = told.read(streams[-1], shown, reader)
