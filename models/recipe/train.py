@@ -15,11 +15,13 @@ from typing import Any
 import torch
 
 from models.recipe.batches import Row
+from models.recipe.centred import Centred
 from models.recipe.crew import Crew, Tally
 from models.recipe.lessons import Lesson, Source
 
 POOL = 256  # examples that are drawn at once
 SAVE_EVERY = 4  # pools
+MEANS = 6  # examples from which a pool's means are
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Training:
         self, lesson: Lesson, plan: Plan, source: Source, threads: int, half: bool
     ) -> None:
         self.lesson, self.plan, self.source = lesson, plan, source
-        self.crew = Crew(lesson, threads, half)
+        self.half, self.crew, self.centred = half, Crew(lesson, threads, half), Centred(lesson)
         groups = [{"params": group} for group in lesson.groups()]
         self.optimizer = torch.optim.AdamW(groups, plan.rate, betas=(0.9, 0.98), weight_decay=0.0)
         self.done = Progress()
@@ -97,6 +99,8 @@ class Training:
         done, plan, tally = self.done, self.plan, Tally()
         share = done.pool / plan.pools
         rows = self._drawn(plan.progress[0] + share * (plan.progress[1] - plan.progress[0]))
+        parts = list(self.lesson.parts(rows[:MEANS]))
+        self.centred.measure(lambda: [self.lesson.lose(part, self.half) for part in parts])
         for first in range(0, len(rows), plan.rows):
             step = rows[first : first + plan.rows]
             for group, rate in zip(
@@ -104,7 +108,8 @@ class Training:
             ):
                 group["lr"] = rate
             self.crew.learn(step, tally)
-            self.optimizer.step()
+            with self.centred.stepping():
+                self.optimizer.step()
             self.optimizer.zero_grad()
             done.step += 1
             done.tokens += sum(self.lesson.cost(one) for one in step)
