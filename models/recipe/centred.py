@@ -3,7 +3,8 @@
 `W x + b` is `W (x - m) + c` with `c = b + W m`: the same layers, but not the same steps. What all
 tokens share is, late in the model, nine tenths of what layers read; a step of Adam on `W` moves
 each of hundreds of weights as far, and all that such weights add up to moves at all tokens at once.
-Without this, trainings diverged at a third of the rates.
+Without this a training at 3e-4 diverged after 80 steps; with it, and what the last layer reads
+centred, one at 4e-4 did not.
 """
 
 from collections.abc import Callable, Iterator
