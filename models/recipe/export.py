@@ -52,8 +52,8 @@ def evened(weights: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
     """The same model to the bit, without columns four times as large as others behind a norm: its
     gain takes what they lose, in powers of two. Codes of tokens are small in a stream and large in
     what compares them; a format with a scale for each row rounds all else of such a row to nothing
-    (int8: 2.3 nats on passages, 0.03 with those from 1.4 times on taken down). The other columns stay: as large, too, all is worse
-    in int4.
+    (int8: 2.3 nats on passages, 0.03 with those from 1.4 times on taken down). The other
+    columns stay: as large, too, all is worse in int4.
     """
     made = dict(weights)
     for layer in range(layers):
