@@ -10,12 +10,15 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from models.recipe.model import Layer, Llama, Shape
+from models.recipe.tokenizer import ASSISTANT, DOCUMENTS, PAD
 from models.recipe.vocabulary import codes, spelled
 
 RIDGE = 1e-3  # of the fits, beside the mean square of what is fitted from
 LOOKS_BACK = 48.0  # scores of the heads that look at the token before: its neighbours have 8 less
 FAST = 5  # pairs of rotary features of a head that tell distances
 LOUD = 0.5  # of a code's features
+SHOWN = 2.0  # of what only a marker has
+STEADY = 5.0  # times all else that the last layer reads
 HALF, OTHER, REST = 9, 8, 11  # a code's features: its halves are compared; the rest tells it apart
 
 
@@ -32,6 +35,10 @@ class Layout:
     before: slice  # both halves of the code of the token before, …
     long_before: slice  # … the first of the one before that
     space_before: int  # … whether the token before has a space before it
+    asks: int  # what only the assistant's marker has
+    opens: int  # … only that of passages
+    opened: int  # … only the token behind that
+    steady: int  # the same at all tokens that the last layer reads, and large: `steady`
 
     @classmethod
     def of(cls, shape: Shape) -> "Layout":
@@ -39,7 +46,8 @@ class Layout:
         place, mark, space, capital = range(at + 28, at + 32)
         meaning, code, long = slice(0, at), slice(at, place), at + 32 + HALF + OTHER
         before, long_before = slice(at + 32, long), slice(long, long + HALF)
-        return cls(meaning, code, place, mark, space, capital, before, long_before, at + 62)
+        flags = at + 62, at + 58, at + 59, at + 60, at + 63
+        return cls(meaning, code, place, mark, space, capital, before, long_before, *flags)
 
 
 def fitted(inputs: Tensor, targets: Tensor, prior: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -70,42 +78,85 @@ def embed_codes(model: Llama, tokenizer: Tokenizer) -> None:
     rows[:, at.code.start :] = 0
     rows[:, at.code] = codes(tokenizer, HALF, OTHER, REST) * LOUD
     rows[:, at.space] = torch.tensor([LOUD if w.startswith(" ") else -LOUD for w in words])
+    rows[ASSISTANT, at.asks] = rows[DOCUMENTS, at.opens] = SHOWN
     rows[:, at.capital] = torch.tensor([LOUD * (w.strip() != w.strip().lower()) for w in words])
 
 
 @torch.no_grad()
 def look_back(model: Llama) -> None:
-    """In the first layer, a head that brings the code of the token before, and its space."""
+    """In the first layer, a head that brings the code of the token before, its space, and whether
+    it is a passage's marker.
+    """
     at = Layout.of(model.shape)
     typical = float(model.model.embed_tokens.weight.square().mean(1).sqrt().mean())
-    read = [*range(at.code.start, at.code.start + HALF + OTHER), at.space]
-    write = [*range(at.before.start, at.before.stop), at.space_before]
+    read = [*range(at.code.start, at.code.start + HALF + OTHER), at.space, at.opens]
+    write = [*range(at.before.start, at.before.stop), at.space_before, at.opened]
     _look_back(model, 0, read, write, typical)
 
 
 @torch.no_grad()
 def look_further_back(model: Llama, ids: Tensor) -> None:
-    """In the second layer, one that brings what the token before has of the one before it. Written
-    for the stream as it is on `ids`, (rows, tokens).
+    """In the second layer, one that brings what the token before has of the one before it; but
+    nothing to the assistant's marker, which looks at itself and has nothing to bring. Written for
+    the stream as it is on `ids`, (rows, tokens).
     """
     at = Layout.of(model.shape)
     read, stream = slice(at.before.start, at.before.start + HALF), model.seen(ids, 1)[1].float()
-    normed = cast(Layer, model.model.layers[1]).input_layernorm(stream)[..., read]
-    much = times(model.model.embed_tokens.weight[:, at.code][ids][:, :-1, :HALF], normed[:, 1:])
+    normed = cast(Layer, model.model.layers[1]).input_layernorm(stream)
+    said = model.model.embed_tokens.weight[:, at.code][ids][:, :-1, :HALF]
+    much = times(said, normed[:, 1:, read])
     write = list(range(at.long_before.start, at.long_before.stop))
     _look_back(model, 1, list(range(read.start, read.stop)), write, much)
+    attention = cast(Layer, model.model.layers[1]).self_attn
+    rows, asked = attention.rows(0), normed[ids == ASSISTANT].mean(0)
+    stays = _behind(model.shape, 0) - _behind(model.shape, 1)
+    attention.q_proj.weight[rows, at.asks] = stays / asked[at.asks]
+    brings = attention.v_proj.weight[rows]
+    brings[:, at.asks] = -brings @ asked / asked[at.asks]
+
+
+@torch.no_grad()
+def steady(model: Llama, ids: Tensor) -> None:
+    """Makes the norm before the last layer's heads the same at all tokens, nearly: it reads a large
+    feature that is the same everywhere, and that nothing reads behind it.
+
+    Streams differ in size by a quarter, and with them all that heads compare: of two places that
+    match the louder one won, and a pair of tokens that does not against one that does. What the
+    heads read is as large as before on `ids`, (rows, tokens), in the mean.
+    """
+    at, (earlier, last) = Layout.of(model.shape).steady, model.model.layers[-2:]
+    read = model.seen(ids, model.shape.layers - 1)[1][ids != PAD].float()
+    sizes = read.square().mean(1).sqrt()
+    large = STEADY * sizes.mean()
+    cast(Layer, earlier).mlp.down_proj.bias[at] = large * model.shape.hidden**0.5
+    cast(Layer, last).self_attn.o_proj.bias[at] = -large * model.shape.hidden**0.5
+    gain = cast(Layer, last).input_layernorm.weight
+    gain *= (large.square() + sizes.square().mean()).sqrt() * (1 / sizes).mean()
+    gain[at] = 0
+
+
+def _behind(shape: Shape, distance: int) -> Tensor:
+    """(features of a head) the query that finds the key `_look_back` at that distance."""
+    rates = shape.theta ** (-torch.arange(shape.head_dim // 2) / (shape.head_dim // 2))
+    turns = rates * distance
+    loud = _loud(shape)
+    return torch.cat((loud * turns.cos(), -loud * turns.sin()))
+
+
+def _loud(shape: Shape) -> Tensor:
+    """(half of a head's features) how large both are: pairs that turn slowly tell no distance."""
+    rates = shape.theta ** (-torch.arange(shape.head_dim // 2) / (shape.head_dim // 2))
+    return ((rates > 0.04) * LOOKS_BACK * shape.head_dim**0.5).sqrt()
 
 
 def _look_back(model: Llama, number: int, read: list[int], write: list[int], much: float) -> None:
     """A layer's first head looks at the token before; `much`: times what it reads is written."""
-    attention, dim = cast(Layer, model.model.layers[number]).self_attn, model.shape.head_dim
-    rows, half = attention.rows(0), dim // 2
-    rates = model.shape.theta ** (-torch.arange(half) / half)
-    loud = ((rates > 0.04) * LOOKS_BACK * dim**0.5).sqrt()
+    attention = cast(Layer, model.model.layers[number]).self_attn
+    rows, loud = attention.rows(0), _loud(model.shape)
     for project in (attention.q_proj, attention.k_proj, attention.v_proj):
         project.weight[rows], project.bias[rows] = 0, 0
-    attention.q_proj.bias[rows] = torch.cat((loud * rates.cos(), -loud * rates.sin()))
-    attention.k_proj.bias[rows] = torch.cat((loud, torch.zeros(half)))
+    attention.q_proj.bias[rows] = _behind(model.shape, 1)
+    attention.k_proj.bias[rows] = torch.cat((loud, torch.zeros_like(loud)))
     attention.o_proj.weight[:, rows] = 0
     for n, (source, target) in enumerate(zip(read, write, strict=True)):
         attention.v_proj.weight[rows.start + n, source] = 1
@@ -121,6 +172,9 @@ def keep_codes(model: Llama) -> None:
     tokens the codes were like themselves to 0.3 only, and nothing could be copied by them.
     """
     own = Layout.of(model.shape).code.start
+    gain = cast(Layer, model.model.layers[-1]).input_layernorm.weight
+    if gain.grad is not None:
+        gain.grad[Layout.of(model.shape).steady] = 0
     for each in model.model.layers[:-1]:
         attention, mlp = cast(Layer, each).self_attn, cast(Layer, each).mlp
         for project in (attention.o_proj, mlp.down_proj):

@@ -6,7 +6,9 @@ readings of the passages:
 
 - from the end of the prompt, where the answer begins; at the passages' markers if none tells it;
 - from each token of the answer, where that one stands, and where the next one does: at the
-  passage's number when all is said.
+  passage's number when all is said;
+- behind a pair of tokens like the last two, if the next one stands there; at the assistants'
+  markers where there is no such pair.
 
 Answers of other kinds, as calls of tools, repeat names and values, too: there the heads are told
 where these begin, and go on; from an answer's start, the user's marker if it begins with none.
@@ -15,6 +17,7 @@ where these begin, and go on; from an answer's start, the user's marker if it be
 import random
 import re
 from bisect import bisect_right
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -70,6 +73,7 @@ class Guide:
     copies: list[Aim] = field(default_factory=list)  # where each token of the answer stands
     follows: list[Aim] = field(default_factory=list)  # … and what comes next
     begins: list[Aim] = field(default_factory=list)  # where the answer begins
+    pairs: list[Aim] = field(default_factory=list)  # where the next token stands, behind a pair
 
     @property
     def inside(self) -> set[int]:
@@ -103,7 +107,9 @@ def guide(made: Conversation, text: str, encoded: Encoding, answer: int) -> Guid
                 begin = cursor + match.end()
     nowhere = [one.second for one in found.readings]
     found.begins = [(found.answer, [first for _, first, _ in found.tells] or nowhere)]
-    _copied(ids, [text[a:b].strip() for a, b in encoded.offsets], answer, found)
+    words = [text[a:b].strip() for a, b in encoded.offsets]
+    _copied(ids, words, answer, found)
+    found.pairs = _paired(ids, words, [range(answer, ids.index(END, answer))])
     return found
 
 
@@ -123,8 +129,9 @@ def _of_what_is_repeated(text: str, encoded: Encoding) -> Guide:
         free.discard(stretch.first)
     for start in free:
         found.begins.append((start - 1, [start - 2 - ids[start - 2 :: -1].index(USER)]))
+    found.pairs = _paired(ids, [text[a:b].strip() for a, b in encoded.offsets], answers)
     some = random.Random(len(ids))
-    for aims in (found.begins, found.follows, found.copies):
+    for aims in (found.begins, found.follows, found.copies, found.pairs):
         aims[:] = some.sample(aims, min(MOST, len(aims)))
     return found
 
@@ -151,6 +158,27 @@ def _copied(ids: list[int], words: list[str], answer: int, found: Guide) -> None
     found.copies = [(answer + i, [first + i for first in firsts]) for i in range(size)]
     found.follows = [(answer - 1 + i, [first + i for first in firsts]) for i in range(1, size)]
     found.follows += [(cite - 2, [mark]), (cite - 1, [mark])]
+
+
+def _paired(ids: list[int], words: list[str], answers: list[range]) -> list[Aim]:
+    """Where the next token stands behind a pair like the last two, from each token of the answers;
+    at the assistants' markers if no such pair is before. `words`: as above.
+    """
+    said = {at for answer in answers for at in answer}
+    behind: dict[tuple[str, str], list[int]] = defaultdict(list)
+    found, markers = list[Aim](), list[int]()
+    for at, token in enumerate(ids[:-1]):
+        if token == ASSISTANT:
+            markers.append(at)
+        if at < 2:
+            continue
+        behind[words[at - 2], words[at - 1]].append(at)
+        if at in said:
+            places = behind[words[at - 1], words[at]]
+            right = [place for place in places if words[place] == words[at + 1]]
+            if right or not places:
+                found.append((at, right or list(markers)))
+    return found
 
 
 @dataclass

@@ -23,13 +23,13 @@ from models.recipe.batches import Batch, Row, collate, row
 from models.recipe.copying import keep_codes
 from models.recipe.guides import Aims, looks
 from models.recipe.model import Llama
-from models.recipe.pointing import BEGINS, GOES_ON, STANDS
+from models.recipe.pointing import BEGINS, GOES_ON, REPEATS, STANDS
 from models.recipe.reader import Pairs, Reader, missed, pairs, readable
 from models.recipe.swaps import Swaps
 from models.recipe.tokenizer import PAD
 
 Figures = dict[str, tuple[float, float]]  # sums, and of how many
-GUIDED = ((BEGINS, "begins"), (GOES_ON, "follows"), (STANDS, "copies"))
+GUIDED = ((BEGINS, "begins"), (GOES_ON, "follows"), (STANDS, "copies"), (REPEATS, "pairs"))
 POINTING = 0.8  # weight of where heads look, beside the answers' tokens
 TELLING = 60.0  # of what the reader says
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.recipe.copying import (
     FAST,
@@ -21,6 +21,7 @@ from models.recipe.copying import (
     Layout,
     fitted,
     look_further_back,
+    steady,
     times,
 )
 from models.recipe.model import Attention, Layer, Llama
@@ -28,11 +29,12 @@ from models.recipe.tokenizer import ASSISTANT, DOCUMENTS, PAD
 
 BEGINS, GOES_ON, STANDS, REPEATS = HEADS = range(4)  # see above
 SHARP, SURE = 0.1, 0.6  # the last norm's gains: how sure a fresh model is, and of what it copies
-SAYS, ENDS = 4.0, 6.0  # how loud what is copied is, and an end
+SAYS, ENDS = 4.0, 10.0  # how loud what is copied is, and an end
+SAYS_AGAIN = 6.0  # … behind a pair
 SPACED = 4.0  # how loud a space before a word is beside its code
 MATCHES = 36.0  # the score where codes are the same; others' reach half of it among 2,000 tokens
 APART = 6.0  # … for the same space before a word
-PAIR, ALONE = 60.0, 50.0  # … where halves of two codes are the same; on a marker, if none are
+PAIR, ALONE = 80.0, 71.0  # … where halves of two codes are the same; on a marker, if none are
 SECOND = 4.0  # … for the second reading of a token
 NEAR = 12.0  # … for tokens of the answer, where a row of weights is sure of them
 LEARNED = 0.02  # of features that nothing is written of
@@ -62,11 +64,13 @@ class Stream:
     """How large things are in what the last layer reads."""
 
     codes: Tensor  # (vocab, features) of tokens
-    size: float  # the stream's, as a root of mean squares
+    size: float  # the stream's, as a root of mean squares, but for what is steady
     own: float  # a token's code is as many times what the layer reads of it
     before: float  # … of the token before
     long_before: float
-    marked: float  # … of the assistant's marker, where it stands
+    asked: Tensor  # (features) what the layer reads of the assistant's marker, in the mean
+    asks: float  # … of what only that has
+    opened: float  # … only what is behind a passage's marker
 
     @classmethod
     def of(cls, model: Llama, ids: Tensor) -> "Stream":
@@ -78,15 +82,17 @@ class Stream:
         said, one, two = codes[ids], there[:, 1:], there[:, 2:]
         return cls(
             codes,
-            float(read[there].square().mean(1).sqrt().mean()),
+            float(read[there][:, : at.steady].square().mean(1).sqrt().mean()),
             times(said[there], normed[..., at.code][there]),
             times(said[:, :-1, :WHOLE][one], normed[:, 1:, at.before][one]),
             times(said[:, :-2, :HALF][two], normed[:, 2:, at.long_before][two]),
-            times(codes[ASSISTANT][:, None], normed[ids == ASSISTANT].mean(0)[at.code][:, None]),
+            asked := normed[ids == ASSISTANT].mean(0),
+            float(asked[at.asks]),
+            float(normed[:, 1:, at.opened][ids[:, :-1] == DOCUMENTS].mean()),
         )
 
     def marker(self, token: int, features: int) -> Tensor:
-        """What tells a token by a one, from the first features of its code."""
+        """What tells a token by a one, about, from the first features of its code."""
         code = self.codes[token, :features]
         return code / code.square().sum()
 
@@ -99,6 +105,7 @@ def point(model: Llama, ids: Tensor, space: int, seen: Seen | None = None) -> No
     Without what a reader says, where answers begin and end is left to be learned.
     """
     look_further_back(model, ids)
+    steady(model, ids)
     attention, at = cast(Layer, model.model.layers[-1]).self_attn, Layout.of(model.shape)
     stream = Stream.of(model, ids)
     for head in HEADS:
@@ -127,7 +134,7 @@ def _leave_to_learn(attention: Attention) -> None:
 def _copies(attention: Attention, at: Layout, stream: Stream, head: int) -> None:
     """What a head writes of what it looks at: the code, and whether a space is before it."""
     width, start = at.code.stop - at.code.start, attention.rows(head).start
-    loud = SAYS * stream.size * (2 if head == REPEATS else 1)
+    loud = stream.size * (SAYS_AGAIN if head == REPEATS else SAYS)
     says, spaced = slice(start, start + width), start + width
     attention.v_proj.weight[says, at.code] = torch.eye(width) * stream.own
     attention.v_proj.weight[spaced, at.space] = stream.own
@@ -136,8 +143,7 @@ def _copies(attention: Attention, at: Layout, stream: Stream, head: int) -> None
     if head == BEGINS:  # nothing is before it in an answer, whatever is in the passage
         attention.v_proj.weight[spaced], attention.v_proj.bias[spaced] = 0, -LOUD
     if head == REPEATS:  # where there is no pair it rests on a marker, and says nothing
-        marker = torch.outer(stream.codes[ASSISTANT], stream.marker(ASSISTANT, width))
-        attention.v_proj.weight[says, at.code] -= marker * stream.own
+        attention.v_proj.weight[says, at.asks] = -stream.codes[ASSISTANT] / stream.asks
         attention.v_proj.bias[spaced] = LOUD
 
 
@@ -148,47 +154,50 @@ def _look(attention: Attention, at: Layout, stream: Stream, space: int) -> None:
     half, sure, own = attention.shape.head_dim // 2, attention.shape.head_dim**0.5, at.code.start
     slow = [place for pair in range(half - 2, FAST, -1) for place in (pair, pair + half)]
     query, key, codes = attention.q_proj, attention.k_proj, stream.codes
-    asks = stream.marker(ASSISTANT, at.code.stop - own) * stream.own
     for head in HEADS:
         slowest = attention.rows(head).start + half - 1
         key.weight[slowest] = torch.randn(key.in_features) * 0.005
-        query.weight[slowest, at.code] = sure * asks * (1 if head == BEGINS else -1)
+        query.weight[slowest, at.asks] = sure / stream.asks * (1 if head == BEGINS else -1)
         query.bias[slowest] = 0 if head == BEGINS else sure
         if head == REPEATS:
-            key.weight[slowest] = 0
-            key.weight[slowest, at.code] = ALONE * asks * stream.marked / stream.own
+            query.weight[slowest], key.weight[slowest] = 0, 0
+            key.weight[slowest, at.asks] = ALONE / stream.asks
 
-    def compares(features: int, score: float) -> tuple[Tensor, float]:
-        """From the first features of the code in question, but for the marker; how loud both."""
-        marker = torch.outer(codes[ASSISTANT, :features], stream.marker(ASSISTANT, features))
-        loud = (score * sure / codes[space, :features].square().sum()) ** 0.5
-        return (torch.eye(features) - marker), float(loud)
+    def compares(features: int, score: float) -> float:
+        """How loud the first features of codes are on both sides."""
+        return float((score * sure / codes[space, :features].square().sum()) ** 0.5)
 
-    whole, much = compares(WHOLE, MATCHES)
+    def nothing(project: nn.Linear, places: list[int]) -> None:
+        """At the assistant's marker what is compared is nothing."""
+        project.weight[places, at.asks] -= project.weight[places] @ stream.asked / stream.asks
+
+    much = compares(WHOLE, MATCHES)
     apart = (APART * sure / 2) ** 0.5 / LOUD
     for head, where, spaced, size in (
         (GOES_ON, at.before, at.space_before, stream.before),
         (STANDS, slice(own, own + WHOLE), at.space, stream.own),
     ):
         *places, last = [attention.rows(head).start + place for place in slow][: WHOLE + 1]
-        query.weight[places, own : own + WHOLE] = whole * much * stream.own
+        query.weight[places, own : own + WHOLE] = torch.eye(WHOLE) * much * stream.own
+        nothing(query, places)
         key.weight[places, where] = torch.eye(WHOLE) * much * size
         query.weight[last, at.space], key.weight[last, spaced] = apart * stream.own, apart * size
         # An answer's first token is without a space whatever it is in the passage.
         first = stream.marker(ASSISTANT, WHOLE) * stream.before
         query.weight[last, at.before] = apart * LOUD * first
         if head == GOES_ON:  # a passage's number stands behind its marker as behind a space
-            alike = torch.outer(codes[space, :WHOLE], stream.marker(DOCUMENTS, WHOLE))
-            key.weight[places, where] += alike * much * size
+            other = codes[space, :WHOLE] - codes[DOCUMENTS, :WHOLE]
+            key.weight[places, at.opened] = other * much / stream.opened
 
-    part, much = compares(HALF, PAIR / 2)
+    much = compares(HALF, PAIR / 2)
     places = [attention.rows(REPEATS).start + place for place in slow]
     ones, twos = places[:HALF], places[HALF : 2 * HALF]
-    before = slice(at.before.start, at.before.start + HALF)
-    query.weight[ones, own : own + HALF] = part * much * stream.own
-    key.weight[ones, before] = torch.eye(HALF) * much * stream.before
-    query.weight[twos, before] = torch.eye(HALF) * much * stream.before
-    key.weight[twos, at.long_before] = torch.eye(HALF) * much * stream.long_before
+    before, whole = slice(at.before.start, at.before.start + HALF), torch.eye(HALF) * much
+    query.weight[ones, own : own + HALF] = whole * stream.own
+    key.weight[ones, before] = query.weight[twos, before] = whole * stream.before
+    key.weight[twos, at.long_before] = whole * stream.long_before
+    for project in (query, key):
+        nothing(project, places)
 
 
 def _told(model: Llama, attention: Attention, seen: Seen, says: Tensor) -> None:

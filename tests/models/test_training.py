@@ -208,6 +208,24 @@ def test_the_guides_say_what_the_answer_does(tokenizer: Tokenizer) -> None:
     assert told > 20
 
 
+def test_pairs_are_told_where_they_stand_and_else_the_marker(tokenizer: Tokenizer) -> None:
+    told = rests = 0
+    for made in looked_up(40):
+        one = row(tokenizer, made, 4096)
+        words = [tokenizer.id_to_token(token).removeprefix("Ġ") for token in one.ids]
+        before = list(zip(words, words[1:], strict=False))
+        for at, places in one.guide.pairs:
+            if one.ids[places[0]] == ASSISTANT:
+                rests += 1
+                assert before[at - 1] not in before[: at - 1]
+            else:
+                told += 1
+                assert {before[place - 2] for place in places} == {before[at - 1]}
+                assert {words[place] for place in places} == {words[at + 1]}
+    assert told > 40
+    assert rests > 40
+
+
 def test_a_passage_is_read_twice_at_once_with_the_question_before_it(tokenizer: Tokenizer) -> None:
     made = next(made for made in looked_up(60) if len(made.documents) > 1)
     ids = row(tokenizer, made, 4096).ids
