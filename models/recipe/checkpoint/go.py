@@ -1,0 +1,86 @@
+"""A stretch of a lesson by the clock, from a state that is kept here, with a mixture of its own:
+`python -m models.recipe.checkpoint.go LESSON MINUTES OUT.pt --start STATE [rates …]`.
+"""
+
+import argparse
+import random
+import time
+from pathlib import Path
+
+import torch
+
+from models.recipe import corpus, lessons, train
+from models.recipe.checkpoint.common import llama, reader, say, source, tokenizer
+from models.recipe.crew import Crew, Tally
+from models.recipe.centred import Centred
+from models.recipe.vocabulary import movable
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("lesson", choices=["saying", "answers", "draft"])
+parser.add_argument("minutes", type=float)
+parser.add_argument("out", type=Path)
+parser.add_argument("--start", type=Path, required=True)
+parser.add_argument("--old", type=float, default=1.5e-4)
+parser.add_argument("--new", type=float, default=5e-4)
+parser.add_argument("--share", type=float, default=0.4, help="of passages")
+parser.add_argument("--warm", type=int, default=40, help="steps")
+parser.add_argument("--decay", type=float, default=0.4, help="from this share on")
+parser.add_argument("--telling", type=float, default=60.0, help="0: without the reader")
+parser.add_argument("--clip", type=float, default=250.0)
+parser.add_argument("--first", type=int, default=6_000_000, help="number of the first example")
+parser.add_argument("--longest", type=int, default=2400)
+parser.add_argument("--rows", type=int, default=16)
+o = parser.parse_args()
+
+lessons.TELLING = o.telling
+corpus.LATER.update(recall=14, json=16, tools=16, short=8, about=6, talk=5, copying=1, story=0.2)
+rest = sum(share for skill, share in corpus.LATER.items() if skill != "passages")
+corpus.LATER["passages"] = rest * o.share / (1 - o.share)
+torch.manual_seed(o.first)
+model = llama(o.start, "draft" if o.lesson == "draft" else "demo")
+moves, drawn, half = movable(tokenizer), source(3), train.halves()
+lesson: lessons.Answers = {
+    "saying": lambda: lessons.Saying(model, moves),
+    "answers": lambda: lessons.Answers(model, reader() if o.telling else None, moves),
+    "draft": lambda: lessons.Draft(model, moves),
+}[o.lesson]()
+groups = [[p for p in group if p.requires_grad] for group in lesson.groups()]
+optimizer = torch.optim.AdamW([{"params": g} for g in groups], betas=(0.9, 0.98), weight_decay=0.0)
+crew, centred, tally = Crew(lesson, 2, half), Centred(lesson), Tally()
+began = saved = time.time()
+number, step, tokens, pool = o.first, 0, 0, []
+
+
+def save() -> None:
+    torch.save({"model": model.state_dict(), "number": number}, o.out)
+
+
+while (share := (time.time() - began) / (o.minutes * 60)) < 1:
+    if len(pool) < o.rows:
+        while len(pool) < 16 * o.rows:
+            one = drawn.row(number, 0.75 + 0.2 * share, False)
+            number += 1
+            if len(one.ids) <= o.longest:
+                pool.append(one)
+        random.Random(number).shuffle(pool)
+        parts = list(lesson.parts(pool[:6]))
+        centred.measure(lambda: [lesson.lose(part, half) for part in parts])
+    rows, pool = pool[: o.rows], pool[o.rows :]
+    late = max(0.0, share - o.decay) / (1 - o.decay)
+    factor = min(1.0, (step + 1) / o.warm) * max(0.05, 1 - late)
+    for group, rate in zip(optimizer.param_groups, (o.old, o.new), strict=True):
+        group["lr"] = rate * factor
+    crew.learn(rows, tally)
+    if o.clip:
+        torch.nn.utils.clip_grad_norm_([p for g in groups for p in g if p.grad is not None], o.clip)
+    with centred.stepping():
+        optimizer.step()
+    optimizer.zero_grad()
+    step, tokens = step + 1, tokens + sum(len(one.ids) for one in rows)
+    if step % 20 == 0:
+        say(f"step {step} {tokens / 1e6:.2f}M {tokens / (time.time() - began):.0f}/s {factor:.2f} | {tally}")
+        tally = Tally()
+    if time.time() - saved > 600:
+        save()
+        saved = time.time()
+save()
