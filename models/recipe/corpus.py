@@ -28,6 +28,7 @@ NOT_TOLD = (0.05, 0.2)  # shares of the questions, at the start and from `WIDE_A
 RELATIONS = (0.5, 0.25)
 TEXTS_AT = 0.25
 FACTS = (1, 4)  # the most that a composed passage tells
+RECORDS = 0.6  # of the texts that JSON is filled from
 DECLINED = 0.12  # of the turns with tools, those that ask for one that is not offered
 
 
@@ -62,7 +63,7 @@ def example(rng: random.Random, progress: float) -> Conversation:
         facts, between = rng.randint(1, 7), rng.choice((0, 0, 1, 2, 3))
         return recall.recall(world, facts, rng.randint(3, 5), between)
     if skill == "json":
-        return extract.extract(world, rng.randint(1, 3))
+        return extract.extract(world, rng.randint(1, 3), rng.random() < RECORDS)
     if skill == "tools":
         return tools.calls(world, rng.randint(2, 5), share_declined=DECLINED, share_other=0.08)
     if skill == "short":
@@ -100,8 +101,8 @@ def graded(rng: random.Random, skill: str) -> Conversation:
         return recall.recall(world, rng.randint(1, 5), 1, rng.randint(0, 2))
     if skill == "not_stated":
         return recall.not_stated(world, rng.randint(1, 5))
-    if skill == "json":
-        return extract.extract(world, rng.randint(1, 3))
+    if skill in ("json", "json_of_prose"):
+        return extract.extract(world, rng.randint(1, 3), skill == "json")
     if skill == "tools":
         return tools.calls(world, 1, with_results=False)
     if skill == "no_tool":

@@ -58,7 +58,7 @@ def test_all_roles_tools_and_passages(tokenizer: Any) -> None:
     )
     assert text == (
         "<|system|>Be kind.<|end|><|system|>Be brief.<|end|>"
-        "<|tools|>get_weather(city: string,unit?: celsius|kelvin) - Get the weather.<|end|>"
+        "<|tools|>Get the weather. - get_weather(city: string,unit?: celsius|kelvin)<|end|>"
         "<|user|>The weather in Caswell?<|end|>"
         '<|assistant|><tool_call>{"name": "get_weather", "arguments": {"city": "Caswell"}}'
         "</tool_call><|end|><|tool|>rain<|end|><|assistant|>The result: rain.<|end|>"

@@ -169,6 +169,12 @@ def composed(rng: random.Random, subject: Subject, relations: list[Relation]) ->
     return Composed([subject], body)
 
 
+def recorded(rng: random.Random, subject: Subject, relations: list[Relation]) -> Composed:
+    """A text about one subject in which each value stands behind a label."""
+    shape = rng.choice((listing, listing, line))
+    return Composed([subject], shape(rng, subject, relations, 0))
+
+
 def together(rng: random.Random, subjects: list[Subject], relations: list[Relation]) -> Composed:
     """One text that tells the same of several subjects of one kind."""
     if rng.random() < 0.5:

@@ -2,9 +2,9 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from models.recipe.bank.compose import Composed, composed
+from models.recipe.bank.compose import Composed, composed, recorded
 from models.recipe.bank.relations import Kind
 from models.recipe.bank.store import side
 from models.recipe.bank.subjects import Subject, alike
@@ -36,13 +36,19 @@ class Told:
     silent: list[str]  # keys that it does not tell
 
 
-def extract(world: World, count: int) -> Conversation:
-    """JSON from one of `count` passages, or from a text in the question itself."""
+def extract(world: World, count: int, records: bool) -> Conversation:
+    """JSON from one of `count` passages, or from a text in the question itself. `records`: of
+    values behind labels, which are the keys, or else of any form.
+    """
     rng = world.rng
     kind = rng.choice(side(world.held_out).kinds)
-    keys, taken = _keys(world, kind), set[str]()
-    told = [_told(world, kind, keys, taken) for _ in range(count)]
-    one = rng.choice([one for one in told if one.facts] or [_told(world, kind, keys, taken)])
+    labels, taken = _labels(world, kind, records), set[str]()
+
+    def told() -> Told:
+        return _told(world, kind, labels, records, taken)
+
+    some = [told() for _ in range(count)]
+    one = rng.choice([one for one in some if one.facts] or [told()])
     head: list[Message] = [system("Answer in JSON.")] if rng.random() < 0.2 else []
     if count == 1 and rng.random() < 0.6:
         request, answer = _request(world, one, HERE)
@@ -50,17 +56,21 @@ def extract(world: World, count: int) -> Conversation:
         asked = f"{text}\n\n{request}" if rng.random() < 0.5 else f"{request}\n\n{text}"
         return Conversation("json", [*head, user(asked), assistant(answer)])
     request, answer = _request(world, one, ASKS)
-    documents = [_document(world, one) for one in told]
+    documents = [_document(world, one) for one in some]
     return Conversation("json", [*head, user(request), assistant(answer)], documents=documents)
 
 
-def _keys(world: World, kind: Kind) -> dict[str, str]:
-    """For each relation of a kind a key of a JSON object: its name or one of its labels."""
+def _labels(world: World, kind: Kind, records: bool) -> dict[str, str]:
+    """What each relation of a kind is called by: one of its labels, or its name."""
     found: dict[str, str] = {}
     for one in kind.relations:
-        names = [one.name, *one.labels] if world.rng.random() < 0.5 else [one.name]
-        key = _slug(world.rng.choice(names))
-        found[one.name] = key if key not in found.values() else _slug(f"the {one.name}")
+        if records:
+            names = one.labels
+        else:
+            names = [one.name, *one.labels] if world.rng.random() < 0.5 else [one.name]
+        label = world.rng.choice(names)
+        others = map(_slug, found.values())
+        found[one.name] = f"the {one.name}" if _slug(label) in others else label
     return found
 
 
@@ -68,12 +78,19 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
-def _told(world: World, kind: Kind, keys: dict[str, str], taken: set[str]) -> Told:
+def _told(
+    world: World, kind: Kind, labels: dict[str, str], records: bool, taken: set[str]
+) -> Told:
     """A new subject of a kind; its values are spelled as its text spells them."""
     rng = world.rng
     subject = Subject.drawn(rng, kind, world.held_out, taken)
     relations = rng.sample(kind.relations, rng.randint(2, min(5, len(kind.relations))))
-    text = composed(rng, subject, relations)
+    if records:
+        labelled = [replace(one, labels=[labels[one.name]]) for one in relations]
+        text = recorded(rng, subject, labelled)
+    else:
+        text = composed(rng, subject, relations)
+    keys = {name: _slug(label) for name, label in labels.items()}
     facts: dict[str, str] = {}
     for one in relations:
         spans = text.body.stretches(subject.facts[one.name], {f"v:0:{one.name}"})
