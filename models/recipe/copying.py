@@ -2,6 +2,7 @@
 beside features of what tokens mean. Heads of the last layer (`pointing.py`) compare them.
 """
 
+import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -131,22 +132,25 @@ def steady(model: Llama, ids: Tensor) -> None:
     cast(Layer, earlier).mlp.down_proj.bias[at] = large * model.shape.hidden**0.5
     cast(Layer, last).self_attn.o_proj.bias[at] = -large * model.shape.hidden**0.5
     gain = cast(Layer, last).input_layernorm.weight
-    gain *= (large.square() + sizes.square().mean()).sqrt() * (1 / sizes).mean()
+    gain.mul_((large.square() + sizes.square().mean()).sqrt() * (1 / sizes).mean())
     gain[at] = 0
 
 
 def _behind(shape: Shape, distance: int) -> Tensor:
-    """(features of a head) the query that finds the key `_look_back` at that distance."""
-    rates = shape.theta ** (-torch.arange(shape.head_dim // 2) / (shape.head_dim // 2))
-    turns = rates * distance
-    loud = _loud(shape)
+    """(features of a head) the query that finds the key of `_look_back` at that distance."""
+    loud, turns = _loud(shape), _rates(shape) * distance
     return torch.cat((loud * turns.cos(), -loud * turns.sin()))
 
 
 def _loud(shape: Shape) -> Tensor:
     """(half of a head's features) how large both are: pairs that turn slowly tell no distance."""
-    rates = shape.theta ** (-torch.arange(shape.head_dim // 2) / (shape.head_dim // 2))
-    return ((rates > 0.04) * LOOKS_BACK * shape.head_dim**0.5).sqrt()
+    return torch.sqrt((_rates(shape) > 0.04) * LOOKS_BACK * shape.head_dim**0.5)
+
+
+def _rates(shape: Shape) -> Tensor:
+    """(half of a head's features) how far rotary pairs turn from a token to the next."""
+    half = shape.head_dim // 2
+    return torch.exp(-torch.arange(half) / half * math.log(shape.theta))
 
 
 def _look_back(model: Llama, number: int, read: list[int], write: list[int], much: float) -> None:

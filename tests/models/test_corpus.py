@@ -47,7 +47,7 @@ def test_examples_do_not_depend_on_those_before_them() -> None:
 
 def test_an_answer_is_the_words_of_the_passage_that_it_cites() -> None:
     told = untold = 0
-    for made in looked_up(400):
+    for made in looked_up(500):
         answer = made.messages[-1]["content"]
         if answer == NOT_TOLD:
             untold += 1

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import cast
 
@@ -213,7 +213,7 @@ def test_pairs_are_told_where_they_stand_and_else_the_marker(tokenizer: Tokenize
     for made in looked_up(40):
         one = row(tokenizer, made, 4096)
         words = [tokenizer.id_to_token(token).removeprefix("Ġ") for token in one.ids]
-        before = list(zip(words, words[1:], strict=False))
+        before = list(pairwise(words))
         for at, places in one.guide.pairs:
             if one.ids[places[0]] == ASSISTANT:
                 rests += 1

@@ -41,7 +41,7 @@ def figures(model: Llama, rows: list[Row], wrong: bool = False) -> str:
         same = said == right
         n.update(tokens=len(same), right=int(same.sum()))
         if wrong and not same.all():
-            print("   ", *(_shown(a, b) for a, b in zip(one.ids[start:], said.tolist(), strict=True)))
+            print("   ", *map(_shown, one.ids[start:], said.tolist()))
         if one.skill == "not_told":
             n.update(untold=1, silent=bool(same.all()))
             continue
@@ -50,10 +50,10 @@ def figures(model: Llama, rows: list[Row], wrong: bool = False) -> str:
         if one.skill == "passages" and spaces and spaces[-1] > 0:
             at = spaces[-1]
             n.update(tail=bool(same[1 : at + 1].all()), number=bool(same[at + 1]))
-    shares = " ".join(
-        f"{k} {100 * n[k] / max(1, n['told']):.0f}" for k in ("exact", "first", "tail", "number", "denied")
-    )
-    return f"{shares} of {n['told']}; not told {n['silent']} of {n['untold']}; tokens {100 * n['right'] / n['tokens']:.1f}"
+    names, told = ("exact", "first", "tail", "number", "denied"), max(1, n["told"])
+    shares = " ".join(f"{name} {100 * n[name] / told:.0f}" for name in names)
+    untold, tokens = f"not told {n['silent']} of {n['untold']}", 100 * n["right"] / n["tokens"]
+    return f"{shares} of {n['told']}; {untold}; tokens {tokens:.1f}"
 
 
 def _shown(right: int, said: int) -> str:

@@ -5,14 +5,16 @@
 import argparse
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from models.recipe import corpus, lessons, train
+from models.recipe.batches import Row
+from models.recipe.centred import Centred
 from models.recipe.checkpoint.common import llama, reader, say, source, tokenizer
 from models.recipe.crew import Crew, Tally
-from models.recipe.centred import Centred
 from models.recipe.vocabulary import movable
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -33,7 +35,7 @@ parser.add_argument("--rows", type=int, default=16)
 o = parser.parse_args()
 
 lessons.TELLING = o.telling
-corpus.LATER.update(recall=14, json=16, tools=16, short=8, about=6, talk=5, copying=1, story=0.2)
+corpus.LATER.update(recall=12, json=18, tools=18, short=8, about=6, talk=5, copying=1, story=0.2)
 rest = sum(share for skill, share in corpus.LATER.items() if skill != "passages")
 corpus.LATER["passages"] = rest * o.share / (1 - o.share)
 torch.manual_seed(o.first)
@@ -48,11 +50,17 @@ groups = [[p for p in group if p.requires_grad] for group in lesson.groups()]
 optimizer = torch.optim.AdamW([{"params": g} for g in groups], betas=(0.9, 0.98), weight_decay=0.0)
 crew, centred, tally = Crew(lesson, 2, half), Centred(lesson), Tally()
 began = saved = time.time()
-number, step, tokens, pool = o.first, 0, 0, []
+number, step, tokens = o.first, 0, 0
+pool: list[Row] = []
 
 
 def save() -> None:
     torch.save({"model": model.state_dict(), "number": number}, o.out)
+
+
+def measured(some: list[Row]) -> None:
+    for part in lesson.parts(some):
+        lesson.lose(part, half)
 
 
 while (share := (time.time() - began) / (o.minutes * 60)) < 1:
@@ -63,8 +71,8 @@ while (share := (time.time() - began) / (o.minutes * 60)) < 1:
             if len(one.ids) <= o.longest:
                 pool.append(one)
         random.Random(number).shuffle(pool)
-        parts = list(lesson.parts(pool[:6]))
-        centred.measure(lambda: [lesson.lose(part, half) for part in parts])
+        some = pool[: train.MEANS]
+        centred.measure(partial(measured, some))
     rows, pool = pool[: o.rows], pool[o.rows :]
     late = max(0.0, share - o.decay) / (1 - o.decay)
     factor = min(1.0, (step + 1) / o.warm) * max(0.05, 1 - late)
@@ -78,7 +86,8 @@ while (share := (time.time() - began) / (o.minutes * 60)) < 1:
     optimizer.zero_grad()
     step, tokens = step + 1, tokens + sum(len(one.ids) for one in rows)
     if step % 20 == 0:
-        say(f"step {step} {tokens / 1e6:.2f}M {tokens / (time.time() - began):.0f}/s {factor:.2f} | {tally}")
+        speed = tokens / (time.time() - began)
+        say(f"step {step} {tokens / 1e6:.2f}M {speed:.0f}/s {factor:.2f} | {tally}")
         tally = Tally()
     if time.time() - saved > 600:
         save()

@@ -1,6 +1,6 @@
 """Where the last layer's heads look, against the guides:
-`python -m models.recipe.checkpoint.looks STATE [sets…]`. Of each head's aims: the likeliest place is
-right / what all right places have / of how many; then likewise of those at the marker.
+`python -m models.recipe.checkpoint.looks STATE [sets…]`. Of each head's aims: the likeliest
+place is right / what all right places have / of how many; then likewise of those at the marker.
 """
 
 import sys

@@ -78,9 +78,7 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
-def _told(
-    world: World, kind: Kind, labels: dict[str, str], records: bool, taken: set[str]
-) -> Told:
+def _told(world: World, kind: Kind, labels: dict[str, str], records: bool, taken: set[str]) -> Told:
     """A new subject of a kind; its values are spelled as its text spells them."""
     rng = world.rng
     subject = Subject.drawn(rng, kind, world.held_out, taken)
