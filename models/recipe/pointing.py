@@ -37,7 +37,7 @@ APART = 6.0  # … for the same space before a word
 PAIR, ALONE = 80.0, 71.0  # … where halves of two codes are the same; on a marker, if none are
 SECOND = 4.0  # … for the second reading of a token
 NEAR = 12.0  # … for tokens of the answer, where a row of weights is sure of them
-LEARNED = 0.02  # of features that nothing is written of
+LEARNED = 0.01  # of features that nothing is written of
 WHOLE = HALF + OTHER  # features of a code that one head compares
 
 

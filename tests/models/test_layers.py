@@ -1,5 +1,6 @@
 """MiniLM as a teacher, and the first weights that its layers make."""
 
+import copy
 import random
 from typing import cast
 
@@ -46,11 +47,18 @@ def rows(tokenizer: Tokenizer) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer: Tokenizer, teacher: Teacher, rows: list[list[int]]) -> Llama:
+def prepared(tokenizer: Tokenizer, teacher: Teacher, rows: list[list[int]]) -> Llama:
     torch.manual_seed(0)
     made = Llama(SHAPE)
     layers.prepare(made, tokenizer, teacher, rows, 30)
     return made
+
+
+@pytest.fixture
+def model(prepared: Llama) -> Llama:
+    """One that a test may write to."""
+    torch.manual_seed(0)
+    return copy.deepcopy(prepared)
 
 
 def test_both_end_together_where_a_word_does(tokenizer: Tokenizer, teacher: Teacher) -> None:
@@ -162,12 +170,12 @@ def test_a_fresh_model_knows_the_place(model: Llama, tokenizer: Tokenizer) -> No
 
 @pytest.fixture
 def drawn(tokenizer: Tokenizer) -> Tensor:
-    """(16, 52) three markers, 40 words, the first nine again."""
+    """(64, 52) three markers, 40 words, the first nine again."""
     texts = spelled(tokenizer)
     ids = [i for i, text in enumerate(texts) if text[:1] == b" " and text[1:].isalpha()]
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))
-    words = torch.tensor(ids)[order[: 16 * 40]].view(16, 40)
-    mark = torch.tensor([[END, ASSISTANT, DOCUMENTS]]).expand(16, 3)
+    words = torch.tensor(ids)[order[: 64 * 40]].view(64, 40)
+    mark = torch.tensor([[END, ASSISTANT, DOCUMENTS]]).expand(64, 3)
     return torch.cat((mark, words, words[:, :9]), 1)
 
 
@@ -221,7 +229,7 @@ def test_an_assistant_marker_is_the_same_whatever_stands_before(
 ) -> None:
     """Heads rest there: what it has beside would be louder than a match."""
     point(model, drawn, 0)
-    asked = torch.cat((drawn, torch.tensor([[END, ASSISTANT]]).expand(16, 2)), 1)
+    asked = torch.cat((drawn, torch.tensor([[END, ASSISTANT]]).expand(64, 2)), 1)
     with torch.no_grad():
         read = model.seen(asked, 6)[1]
         key = cast(Layer, model.model.layers[6]).self_attn.k_proj
@@ -234,7 +242,7 @@ def test_an_assistant_marker_is_the_same_whatever_stands_before(
 
 def test_a_fresh_model_begins_where_the_reader_does(model: Llama, drawn: Tensor) -> None:
     """What it says is read off the stream by rows of weights; here it likes one kind of word."""
-    tokens = torch.cat((drawn, torch.full((16, 1), ASSISTANT)), 1)
+    tokens = torch.cat((drawn, torch.full((64, 1), ASSISTANT)), 1)
     liked = model.model.embed_tokens.weight[:, 3] > 0
     second = torch.ones_like(tokens, dtype=torch.bool)
     second[:, :3] = second[:, 43:] = False
@@ -242,12 +250,13 @@ def test_a_fresh_model_begins_where_the_reader_does(model: Llama, drawn: Tensor)
     inner, last = second & ~liked[tokens], second & liked[tokens]
     point(model, tokens, 0, Seen(tokens, second, scores, scores, inner, last))
     begins = looked(model, tokens, BEGINS)
-    right = liked[tokens[torch.arange(16), begins]] & second[torch.arange(16), begins]
+    right = liked[tokens[torch.arange(64), begins]] & second[torch.arange(64), begins]
     assert right.float().mean() > 0.7
 
 
 def test_what_codes_are_made_of_is_not_moved(model: Llama, drawn: Tensor) -> None:
     """Whatever gradients say: a lesson that is blind for them wears them out."""
+    point(model, drawn, 0)
     moved = Llama(SHAPE)
     moved.load_state_dict(model.state_dict())
     optimizer = torch.optim.AdamW(moved.parameters(), 1e-3, weight_decay=0.0)
@@ -268,7 +277,7 @@ def test_what_codes_are_made_of_is_not_moved(model: Llama, drawn: Tensor) -> Non
     near = [n for n in range(after.shape[2]) if n + own not in range(far.start, far.stop)]
     torch.testing.assert_close(after[..., near], before[..., near], rtol=0, atol=0.02)
     like = F.cosine_similarity(
-        *(x[:, 2:, far.start - own : far.stop - own] for x in (after, before)), -1
-    )
+        *(x[:, 3:, far.start - own : far.stop - own] for x in (after, before)), -1
+    )  # behind the assistant's marker there is nothing
     assert like.min() > 0.99
     assert not torch.equal(moved.model.embed_tokens.weight[drawn[0, 3]], row_before)

@@ -98,7 +98,7 @@ def test_draft_agrees() -> None:
 
 def passages_of(source: str) -> list[dict[str, str]]:
     """An example document cut at its blank lines, each piece titled with the document's heading."""
-    title, *parts = re.split(r"\n\n", (ROOT / "examples" / source).read_text().strip())
+    title, *parts = re.split(r"\n\n", (ROOT / "examples/documents" / source).read_text().strip())
     texts = [part for part in parts if not part.startswith("#")]
     return [{"title": title.removeprefix("# "), "text": text.replace("\n", " ")} for text in texts]
 
