@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from models.recipe import own_heads
 from models.recipe.batches import Row, collate
 from models.recipe.copying import LOUD, Layout, embed_codes, look_back
 from models.recipe.layers import prepare
@@ -25,6 +26,7 @@ SHORT = 300  # tokens of each
 POINTED = 160  # prompts on which the heads are fitted
 LONGEST = 1300  # tokens of each
 PROGRESS = 0.4  # of the corpus
+ALL_ASKED = 0.9  # … where all skills are in it
 FIRST = 10**8  # number of the first example: not those of the lessons
 
 
@@ -39,7 +41,10 @@ def layers(model: Llama, tokenizer: Tokenizer, source: Source) -> None:
 
 
 def heads(model: Llama, reader: Reader, source: Source) -> None:
-    """Writes the last layer's copying heads. Takes a minute."""
+    """Writes the last layer's copying heads, and those between. Takes a minute."""
+    asked = (source.row(FIRST + n, ALL_ASKED, False) for n in range(POINTED))
+    some = sorted((one for one in asked if len(one.ids) <= LONGEST), key=lambda one: len(one.ids))
+    own_heads.write(model, [collate(some[i : i + 8]).inputs for i in range(0, len(some), 8)])
     rows = [one for one in _looked_up(source, POINTED) if len(one.ids) <= LONGEST]
     few = collate(rows[:8]).inputs
     centre(model, few)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.recipe import copying, corpus, layers, minilm
+from models.recipe import copying, corpus, layers, minilm, own_heads
 from models.recipe import tokenizer as bpe
 from models.recipe.batches import row
 from models.recipe.copying import FAST, Layout, fitted
@@ -179,12 +179,12 @@ def drawn(tokenizer: Tokenizer) -> Tensor:
     return torch.cat((mark, words, words[:, :9]), 1)
 
 
-def looked(model: Llama, tokens: Tensor, head: int) -> Tensor:
-    """(rows) where a head of the last layer looks from the last token."""
+def looked(model: Llama, tokens: Tensor, head: int, layer: int = 6) -> Tensor:
+    """(rows) where a head of a layer looks from the last token."""
     rows, width = tokens.shape
     aims = Aims.of([[(width - 1, [0])]] * rows, width)
     with torch.no_grad():
-        return looks(model, 6, model.seen(tokens, 6)[1], aims, head).argmax(1)
+        return looks(model, layer, model.seen(tokens, layer)[1], aims, head).argmax(1)
 
 
 def test_a_fresh_model_looks_where_a_token_stands_and_behind_it(
@@ -222,6 +222,32 @@ def test_a_pair_is_found_however_loud_its_place_is(model: Llama, drawn: Tensor) 
     assert (sizes[:, 12] / sizes[:, 31]).mean() > 1.25
     point(louder, twice, 0)
     assert (looked(louder, twice, REPEATS) == 12).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("layer", own_heads.BETWEEN)
+def test_heads_between_look_at_what_was_asked_and_behind_the_same(
+    model: Llama, drawn: Tensor, layer: int
+) -> None:
+    own_heads.write(model, [drawn])
+    assert (looked(model, drawn, own_heads.ASKED, layer) == 1).all()
+    again = torch.cat((drawn[:, :40], drawn), 1)
+    assert (looked(model, again, own_heads.ASKED, layer) == 41).all(), "the nearest"
+    behind = looked(model, drawn, own_heads.FOLLOWED, layer)
+    assert (behind == 3 + 9).float().mean() > 0.7
+
+
+def test_heads_between_say_nothing_at_first_and_can_learn_to(model: Llama, drawn: Tensor) -> None:
+    with torch.no_grad():
+        said = model.hidden(drawn)
+    own_heads.write(model, [drawn])
+    torch.testing.assert_close(model.hidden(drawn), said)
+    model.seen(drawn, 6)[1].square().sum().backward()
+    for number in own_heads.BETWEEN:
+        attention = cast(Layer, model.model.layers[number]).self_attn
+        for head in (own_heads.ASKED, own_heads.FOLLOWED):
+            moved = attention.o_proj.weight.grad
+            assert moved is not None
+            assert moved[: AT.meaning.stop, attention.rows(head)].abs().amax(0).all()
 
 
 def test_an_assistant_marker_is_the_same_whatever_stands_before(
