@@ -15,7 +15,7 @@ from models.recipe.swaps import Swaps
 from models.recipe.template import render
 from models.recipe.tokenizer import ASSISTANT, DOCUMENTS, END, PAD
 
-LONG = 16  # tokens: answers together longer than this count as one of this length
+LONG = 48  # tokens: answers together longer than this count as one of this length
 
 
 @dataclass

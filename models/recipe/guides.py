@@ -32,7 +32,7 @@ from models.recipe.repeated import repeated
 from models.recipe.tokenizer import ASSISTANT, CITES, DOCUMENTS, END, FIRST_CITE, USER
 
 ENDS = re.compile(r"[.!?]['\")\]’”]*(?=\s|$)|(?=\n[^a-z])|$")
-MOST = 8  # aims of a head in an answer that is not of passages; of more, some
+MOST = 24  # aims of a head in an answer that is not of passages; of more, some
 Aim = tuple[int, list[int]]  # from a position, to any of these
 
 

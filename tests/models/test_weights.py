@@ -22,6 +22,7 @@ from models.recipe.evaluate import (
 )
 from models.recipe.export import load
 from models.recipe.model import QUERIES, Llama
+from services.tokenizer.checkpoints.own_sampling import read_own
 
 ROOT = Path(__file__).parents[2]
 DEMO, DRAFT = ROOT / "models/demo", ROOT / "models/demo-draft"
@@ -48,6 +49,11 @@ def test_logits_equal_those_of_transformers(folder: Path) -> None:
     ids = torch.randint(0, 2048, (2, 2 * QUERIES + 5), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(ours(ids), theirs(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("folder", [DEMO, DRAFT])
+def test_a_request_that_names_no_temperature_gets_the_likeliest_tokens(folder: Path) -> None:
+    assert read_own(folder) == {"temperature": 0}
 
 
 def test_generates_through_transformers() -> None:
