@@ -107,7 +107,7 @@ def guide(made: Conversation, text: str, encoded: Encoding, answer: int) -> Guid
                 begin = cursor + match.end()
     nowhere = [one.second for one in found.readings]
     found.begins = [(found.answer, [first for _, first, _ in found.tells] or nowhere)]
-    words = [text[a:b].strip() for a, b in encoded.offsets]
+    words = [text[a:b].strip(" ") for a, b in encoded.offsets]
     _copied(ids, words, answer, found)
     found.pairs = _paired(ids, words, [range(answer, ids.index(END, answer))])
     return found
@@ -129,7 +129,7 @@ def _of_what_is_repeated(text: str, encoded: Encoding) -> Guide:
         free.discard(stretch.first)
     for start in free:
         found.begins.append((start - 1, [start - 2 - ids[start - 2 :: -1].index(USER)]))
-    found.pairs = _paired(ids, [text[a:b].strip() for a, b in encoded.offsets], answers)
+    found.pairs = _paired(ids, [text[a:b].strip(" ") for a, b in encoded.offsets], answers)
     some = random.Random(len(ids))
     for aims in (found.begins, found.follows, found.copies, found.pairs):
         aims[:] = some.sample(aims, min(MOST, len(aims)))
