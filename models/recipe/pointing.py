@@ -35,6 +35,7 @@ SPACED = 4.0  # how loud a space before a word is beside its code
 MATCHES = 36.0  # the score where codes are the same; others' reach half of it among 2,000 tokens
 APART = 6.0  # … for the same space before a word
 PAIR, ALONE = 80.0, 71.0  # … where halves of two codes are the same; on a marker, if none are
+NAMED = 5.0  # … behind the name of a value: little, there are other things to tell it by
 SECOND = 4.0  # … for the second reading of a token
 NEAR = 12.0  # … for tokens of the answer, where a row of weights is sure of them
 LEARNED = 0.01  # of features that nothing is written of
@@ -198,6 +199,16 @@ def _look(attention: Attention, at: Layout, stream: Stream, space: int) -> None:
     key.weight[twos, at.long_before] = whole * stream.long_before
     for project in (query, key):
         nothing(project, places)
+
+    # Where a value of a name is to begin, `"name": "`, the name stands two before; so it does where
+    # the value stands, or one before.
+    much = compares(HALF, NAMED)
+    named = [attention.rows(BEGINS).start + place for place in slow[-HALF:]]
+    whole = torch.eye(HALF) * much
+    query.weight[named, at.long_before] = whole * stream.long_before
+    key.weight[named, at.long_before] = whole * stream.long_before
+    key.weight[named, before] = whole * stream.before
+    nothing(query, named)
 
 
 def _told(model: Llama, attention: Attention, seen: Seen, says: Tensor) -> None:

@@ -224,6 +224,19 @@ def test_a_pair_is_found_however_loud_its_place_is(model: Llama, drawn: Tensor) 
     assert (looked(louder, twice, REPEATS) == 12).float().mean() > 0.9
 
 
+def test_a_fresh_model_begins_behind_the_same_name(model: Llama, drawn: Tensor) -> None:
+    """What stands two before here stands one or two before there; that it does so here, too, is to
+    be learned.
+    """
+    point(model, drawn, 0)
+    width = drawn.shape[1]
+    aims = Aims.of([[(width - 1, [0])]] * len(drawn), width)
+    with torch.no_grad():
+        scores = looks(model, 6, model.seen(drawn, 6)[1], aims, BEGINS)
+    begins = scores[:, : width - 2].argmax(1)
+    assert ((begins == 3 + 7) | (begins == 3 + 8)).float().mean() > 0.7
+
+
 @pytest.mark.parametrize("layer", own_heads.BETWEEN)
 def test_heads_between_look_at_what_was_asked_and_behind_the_same(
     model: Llama, drawn: Tensor, layer: int
@@ -268,7 +281,7 @@ def test_an_assistant_marker_is_the_same_whatever_stands_before(
 
 def test_a_fresh_model_begins_where_the_reader_does(model: Llama, drawn: Tensor) -> None:
     """What it says is read off the stream by rows of weights; here it likes one kind of word."""
-    tokens = torch.cat((drawn, torch.full((64, 1), ASSISTANT)), 1)
+    tokens = torch.cat((drawn, torch.tensor([[END, ASSISTANT]]).expand(64, 2)), 1)
     liked = model.model.embed_tokens.weight[:, 3] > 0
     second = torch.ones_like(tokens, dtype=torch.bool)
     second[:, :3] = second[:, 43:] = False
