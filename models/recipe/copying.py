@@ -136,6 +136,12 @@ def steady(model: Llama, ids: Tensor) -> None:
     gain[at] = 0
 
 
+def slow_places(head_dim: int) -> list[int]:
+    """A head's features that turn too slowly to tell distances, pair by pair, the slowest first."""
+    half = head_dim // 2
+    return [place for pair in range(half - 1, FAST, -1) for place in (pair, pair + half)]
+
+
 def _behind(shape: Shape, distance: int) -> Tensor:
     """(features of a head) the query that finds the key of `_look_back` at that distance."""
     loud, turns = _loud(shape), _rates(shape) * distance

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.recipe.copying import FAST, LOUD, embed_codes, fitted, look_back, times
+from models.recipe.copying import FAST, LOUD, embed_codes, fitted, look_back, slow_places, times
 from models.recipe.minilm import WIDTH
 from models.recipe.model import Layer, Llama, rotate
 from models.recipe.teacher import CLS, UNKNOWN, Said, Teacher, marker, read, unit
@@ -216,8 +216,7 @@ def compared(query: Tensor, key: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor
         for x in (torch.cat((inputs, ones), 1) @ query.T, (inputs - inputs.mean(0)) @ key.T)
     ]
     left, values, right = torch.linalg.svd(spread[0].T @ spread[1])
-    pairs = len(query) // 2
-    places = [place for pair in range(pairs - 1, FAST, -1) for place in (pair, pair + pairs)]
+    places = slow_places(len(query))
     made = []
     for turn, low, weight in ((left.T, spread[0], query), (right, spread[1], key)):
         whole = values.sqrt()[:, None] * (turn @ torch.linalg.solve(low, weight.double()))

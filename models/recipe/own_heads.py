@@ -1,12 +1,11 @@
 """Heads of our own in the layers between: what was asked, and what followed a token like this one.
 
-Of a layer's fourteen heads MiniLM's fill twelve. The other two have nothing to find anew what a
-call of a tool or a JSON answer takes at each name, key and value, and what small trainings never
-found from random weights: what the question was, whose tokens stand far before, and where else the
-token before stands (Olsson et al., 2022: induction heads). So the first looks from everywhere at
-the nearest assistant's marker, which has read the question; the second behind earlier tokens like
-this one. What they bring is drawn from where it is most spread; what of it is said begins at
-nothing, and is learned.
+Of a layer's fourteen heads MiniLM's fill twelve. A call of a tool or a JSON answer takes, at each
+name, key and value, what MiniLM has no use for and a small training does not find from random
+weights: what the question was, far before, and where else the same token stands (Olsson et al.,
+2022: induction heads). So the first of the other two looks from everywhere at the nearest
+assistant's marker, which has read the question; the second behind earlier tokens like this one.
+What they bring is what is most spread there; what of it is said begins at nothing, and is learned.
 """
 
 from typing import cast
@@ -14,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from models.recipe.copying import FAST, Layout, times
+from models.recipe.copying import Layout, slow_places, times
 from models.recipe.model import Attention, Layer, Llama
 from models.recipe.pointing import LEARNED, WHOLE
 from models.recipe.tokenizer import ASSISTANT, PAD
@@ -24,7 +23,7 @@ ASKED, FOLLOWED = range(2)  # heads: see above
 NEAREST = [3, 4]  # rotary pairs that turn once in 300 and 1,100 tokens: near is more than far
 LOOKS = 30.0  # the score of each at a marker that is here
 SAME = 16.0  # the score behind the same token
-LOUD = 4.0  # the spread of what a head brings: what is loud moves the stream sooner
+SPREAD = 4.0  # the spread of what a head brings: what is loud moves the stream sooner
 
 
 @torch.no_grad()
@@ -79,10 +78,9 @@ def _behind_the_same(
     """`own`, `before`: codes are as many times what the layer reads of them; `size`: the square of
     one.
     """
-    half, dim = attention.shape.head_dim // 2, attention.shape.head_dim
+    dim = attention.shape.head_dim
     much = (SAME * dim**0.5 / size) ** 0.5
-    slow = [place for pair in range(half - 1, FAST, -1) for place in (pair, pair + half)]
-    rows = [attention.rows(FOLLOWED).start + place for place in slow[:WHOLE]]
+    rows = [attention.rows(FOLLOWED).start + place for place in slow_places(dim)[:WHOLE]]
     code, eye = slice(at.code.start, at.code.start + WHOLE), torch.eye(WHOLE)
     for project, where, loud in (
         (attention.q_proj, code, own),
@@ -98,7 +96,7 @@ def _brings(value: nn.Linear, rows: slice, some: Tensor, meaning: slice) -> None
     centred = (some - mean).double()
     spread, along = torch.linalg.eigh(centred.T @ centred / len(centred))
     sizes, size = spread.clamp(min=0).sqrt(), rows.stop - rows.start
-    weight = (along / sizes.clamp(min=0.15 * float(sizes[-1])))[:, -size:].T.float() * LOUD
+    weight = (along / sizes.clamp(min=0.15 * float(sizes[-1])))[:, -size:].T.float() * SPREAD
     value.weight[rows] = 0
     value.weight[rows, meaning] = weight
     value.bias[rows] = -weight @ mean

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from models.recipe.copying import (
-    FAST,
     HALF,
     LOUD,
     OTHER,
     Layout,
     fitted,
     look_further_back,
+    slow_places,
     steady,
     times,
 )
@@ -117,6 +117,7 @@ def point(model: Llama, ids: Tensor, space: int, seen: Seen | None = None) -> No
     for head in (BEGINS, GOES_ON, REPEATS):
         _copies(attention, at, stream, head)
     _look(attention, at, stream, space)
+    compare_names(attention, at, stream)
     if seen:
         _told(model, attention, seen, stream.codes[space] * ENDS * stream.size)
     _leave_to_learn(attention)
@@ -153,7 +154,7 @@ def _look(attention: Attention, at: Layout, stream: Stream, space: int) -> None:
     what does not depend on them.
     """
     half, sure, own = attention.shape.head_dim // 2, attention.shape.head_dim**0.5, at.code.start
-    slow = [place for pair in range(half - 2, FAST, -1) for place in (pair, pair + half)]
+    slow = slow_places(attention.shape.head_dim)[2:]  # `slowest` is taken
     query, key, codes = attention.q_proj, attention.k_proj, stream.codes
     for head in HEADS:
         slowest = attention.rows(head).start + half - 1
@@ -200,15 +201,19 @@ def _look(attention: Attention, at: Layout, stream: Stream, space: int) -> None:
     for project in (query, key):
         nothing(project, places)
 
-    # Where a value of a name is to begin, `"name": "`, the name stands two before; so it does where
-    # the value stands, or one before.
-    much = compares(HALF, NAMED)
-    named = [attention.rows(BEGINS).start + place for place in slow[-HALF:]]
-    whole = torch.eye(HALF) * much
-    query.weight[named, at.long_before] = whole * stream.long_before
-    key.weight[named, at.long_before] = whole * stream.long_before
-    key.weight[named, before] = whole * stream.before
-    nothing(query, named)
+
+def compare_names(attention: Attention, at: Layout, stream: Stream) -> None:
+    """Where the value of a name is to begin, `"name": "`, the name stands two before; so it does
+    where the value stands, or one before.
+    """
+    rows = slow_places(attention.shape.head_dim)[-HALF:]
+    rows = [attention.rows(BEGINS).start + place for place in rows]
+    size = stream.codes[:, :HALF].square().sum(1).mean()
+    whole = torch.eye(HALF) * (NAMED * attention.shape.head_dim**0.5 / size) ** 0.5
+    query, key = attention.q_proj.weight, attention.k_proj.weight
+    query[rows, at.long_before] = key[rows, at.long_before] = whole * stream.long_before
+    key[rows, at.before.start : at.before.start + HALF] = whole * stream.before
+    query[rows, at.asks] -= query[rows] @ stream.asked / stream.asks
 
 
 def _told(model: Llama, attention: Attention, seen: Seen, says: Tensor) -> None:

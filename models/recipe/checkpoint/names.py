@@ -1,87 +1,71 @@
-"""Writes into a state that began without it what `pointing.py` (NAMED) writes into a fresh model: the
-head that begins answers compares names. Of its slow features the weakest make room:
+"""Writes into a state that began without it what `pointing.py` (NAMED) writes into a fresh model:
+the head that begins answers compares names. Of what its slow features tell the least makes room:
 `python -m models.recipe.checkpoint.names STATE OUT.pt`.
 """
 
 import random
 import sys
 from pathlib import Path
+from typing import cast
 
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from models.recipe import corpus
-from models.recipe.batches import collate, row
+from models.recipe.batches import row
 from models.recipe.checkpoint.common import llama, tokenizer
-from models.recipe.copying import HALF, Layout, times
-from models.recipe.pointing import BEGINS, FAST
-from models.recipe.tokenizer import ASSISTANT, PAD
+from models.recipe.copying import HALF, Layout, slow_places
+from models.recipe.model import Layer, Llama
+from models.recipe.pointing import BEGINS, Stream, compare_names
+from models.recipe.tokenizer import PAD
 
-SCORE = 5.0
-m = llama(Path(sys.argv[1])).eval()
-at = Layout.of(m.shape)
-last = m.shape.layers - 1
-corpus.LATER.update(
-    recall=9, json=21, tools=23, short=3, about=1, talk=3, copying=0, story=0, passages=40
-)
-rows = [row(tokenizer, corpus.example(random.Random(f"names/{i}"), 0.9), 4096) for i in range(150)]
-rows = [r for r in rows if len(r.ids) < 1400]
-a = m.model.layers[last].self_attn
-r = a.rows(BEGINS)
-dim = m.shape.head_dim
-half = dim // 2
-slow = torch.tensor([p for pair in range(half - 2, FAST, -1) for p in (pair, pair + half)])
-print(len(slow))
-with torch.no_grad():
-    Qs, Ks = [], []
-    bs, ls = [], []
-    codes = m.model.embed_tokens.weight[:, at.code]
-    for one in rows:
-        ids = torch.tensor([one.ids])
-        x = m.model.layers[last].input_layernorm(m.seen(ids, last)[1].float())[0]
-        places = [p for p, _ in one.guide.begins]
-        if places:
-            Qs.append(x[places])
-        Ks.append(x[torch.randperm(len(x))[:150]])
-        bs.append((codes[ids[0]][:-1, :HALF], x[1:, at.before][:, :HALF]))
-        ls.append((codes[ids[0]][:-2, :HALF], x[2:, at.long_before]))
-    X = torch.cat(Qs)
-    Y = torch.cat(Ks)
-    sb = times(torch.cat([p for p, _ in bs]), torch.cat([q for _, q in bs]))
-    sl = times(torch.cat([p for p, _ in ls]), torch.cat([q for _, q in ls]))
-    wq, bq, wk, bk = a.q_proj.weight[r], a.q_proj.bias[r], a.k_proj.weight[r], a.k_proj.bias[r]
-    q0 = X @ wq.T + bq
-    k0 = Y @ wk.T + bk
-    full = q0 @ k0.T * dim**-0.5
-    Q = q0[:, slow]
-    K = k0[:, slow]
-    Lq = torch.linalg.cholesky((Q.T @ Q / len(Q)).double() + 1e-6 * torch.eye(len(slow)).double())
-    Kc = K - K.mean(0)
-    Lk = torch.linalg.cholesky((Kc.T @ Kc / len(K)).double() + 1e-6 * torch.eye(len(slow)).double())
-    U, S, V = torch.linalg.svd(Lq.T @ Lk)
-    print("spread", [round(float(s) * dim**-0.5, 3) for s in S])
-    keep = len(slow) - HALF
-    Tq = S.sqrt()[:, None] * torch.linalg.solve(Lq.T, U).T  # rows: new dims of query
-    Tk = S.sqrt()[:, None] * torch.linalg.solve(Lk.T, V.T).T
-    print("check", float(((Q.double() @ Tq.T) @ (Kc.double() @ Tk.T).T - (Q @ Kc.T)).abs().max()))
-    nq = (Tq @ wq[slow].double())[:keep].float()
-    nbq = (Tq @ bq[slow].double())[:keep].float()
-    nk = (Tk @ wk[slow].double())[:keep].float()
-    nbk = (Tk @ bk[slow].double())[:keep].float()
-    kept, free = slow[:keep], slow[keep:]
-    wq[kept], bq[kept], wk[kept], bk[kept] = nq, nbq, nk, nbk
-    size = float(codes[:, :HALF].square().sum(1).mean())
-    much = (SCORE * dim**0.5 / size) ** 0.5
-    wq[free] = 0
-    bq[free] = 0
-    wk[free] = 0
-    bk[free] = 0
-    eye = torch.eye(HALF) * much
-    wq[free, at.long_before] = eye * sl
-    wk[free, at.long_before] = eye * sl
-    for i, f in enumerate(free.tolist()):
-        wk[f, at.before.start + i] = much * sb
-    a.q_proj.weight[r] = wq
-    a.q_proj.bias[r] = bq
-    a.k_proj.weight[r] = wk
-    a.k_proj.bias[r] = bk
-torch.save({"model": m.state_dict()}, sys.argv[2])
+
+def asked(count: int) -> list[tuple[list[int], list[int]]]:
+    """Prompts, and from where the head looks in each."""
+    made = (
+        row(tokenizer, corpus.example(random.Random(f"names/{i}"), 0.9), 4096) for i in range(count)
+    )
+    return [(one.ids, [at for at, _ in one.guide.begins]) for one in made if len(one.ids) < 1400]
+
+
+@torch.no_grad()
+def make_room(model: Llama, some: list[tuple[list[int], list[int]]]) -> None:
+    """Puts what the head compares into the first of its slow features, what tells most first."""
+    layer = cast(Layer, model.model.layers[-1])
+    attention, number = layer.self_attn, model.shape.layers - 1
+    slow = [attention.rows(BEGINS).start + at for at in slow_places(model.shape.head_dim)[2:]]
+    sides: list[list[Tensor]] = [[], []]
+    projects = attention.q_proj, attention.k_proj
+    for ids, places in some:
+        read = layer.input_layernorm(model.seen(torch.tensor([ids]), number)[1].float())[0]
+        for side, project, where in zip(
+            sides,
+            projects,
+            (torch.tensor(places).long(), torch.randperm(len(ids))[:150]),
+            strict=True,
+        ):
+            side.append(project(read[where])[:, slow].double())
+    query, key = (torch.cat(side) for side in sides)
+    low = [
+        torch.linalg.cholesky(x.T @ x / len(x) + 1e-6 * torch.eye(len(slow)).double())
+        for x in (query, key - key.mean(0))
+    ]
+    left, values, right = torch.linalg.svd(low[0].T @ low[1])
+    for project, turn, lower in zip(projects, (left.T, right), low, strict=True):
+        whole = (values.sqrt()[:, None] * torch.linalg.solve(lower.T, turn.T).T).float()
+        project.weight[slow] = whole @ project.weight[slow]
+        project.bias[slow] = whole @ project.bias[slow]
+        project.weight[slow[-HALF:]], project.bias[slow[-HALF:]] = 0, 0
+
+
+if __name__ == "__main__":
+    model = llama(Path(sys.argv[1])).eval()
+    some = asked(150)
+    make_room(model, some)
+    ids = [torch.tensor(ids) for ids, _ in some[:8]]
+    with torch.no_grad():
+        stream = Stream.of(model, pad_sequence(ids, batch_first=True, padding_value=PAD))
+        attention = cast(Layer, model.model.layers[-1]).self_attn
+        compare_names(attention, Layout.of(model.shape), stream)
+    torch.save({"model": model.state_dict()}, sys.argv[2])
