@@ -28,8 +28,8 @@ SPREAD = 4.0  # the spread of what a head brings: what is loud moves the stream 
 
 @torch.no_grad()
 def write(model: Llama, parts: list[Tensor]) -> None:
-    """Writes them for the stream as it is on `parts`, (rows, tokens) of ids each. What the model
-    says stays as it is.
+    """Writes them for the stream as it is on `parts`, (rows, tokens) of ids each. The model says
+    what it would without these heads.
     """
     at, codes = Layout.of(model.shape), model.model.embed_tokens.weight
     ids = torch.cat([part[part != PAD] for part in parts])
