@@ -44,11 +44,13 @@ def heads(model: Llama, reader: Reader, source: Source) -> None:
     """Writes the last layer's copying heads, and those between. Takes a minute."""
     asked = (source.row(FIRST + n, ALL_ASKED, False) for n in range(POINTED))
     some = sorted((one for one in asked if len(one.ids) <= LONGEST), key=lambda one: len(one.ids))
-    own_heads.write(model, [collate(some[i : i + 8]).inputs for i in range(0, len(some), 8)])
+    parts = [collate(some[i : i + 8]).inputs for i in range(0, len(some), 8)]
+    own_heads.write(model, parts)
     rows = [one for one in _looked_up(source, POINTED) if len(one.ids) <= LONGEST]
     few = collate(rows[:8]).inputs
     centre(model, few)
     point(model, few, _space(source.tokenizer), seen(reader, rows))
+    own_heads.look_at_what_tells(model, parts)
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ START = {
     "talk": 0.5, "story": 0,
 }  # fmt: skip
 LATER = {
-    "copying": 1, "passages": 32, "recall": 9, "json": 21, "tools": 23, "short": 11, "about": 4,
-    "talk": 6, "story": 0.1,
+    "copying": 1, "passages": 40, "recall": 11, "json": 19, "tools": 16, "short": 10, "about": 3,
+    "talk": 7, "story": 2,
 }  # fmt: skip
 MIXED_AT = 0.3
 # How often a set has 1, 2, … 7 passages: at the start, and from `WIDE_AT` of the training on.
@@ -29,7 +29,7 @@ RELATIONS = (0.5, 0.25)
 TEXTS_AT = 0.25
 FACTS = (1, 4)  # the most that a composed passage tells
 RECORDS = 0.6  # of the texts that JSON is filled from
-DECLINED = 0.18  # of the turns with tools, those that ask for one that is not offered
+DECLINED = 0.25  # of the turns with tools, those that ask for one that is not offered
 
 
 def _between(ends: tuple[float, float], progress: float, until: float) -> float:

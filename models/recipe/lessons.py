@@ -23,15 +23,18 @@ from models.recipe.batches import Batch, Row, collate, row
 from models.recipe.copying import keep_codes
 from models.recipe.guides import Aims, looks
 from models.recipe.model import Llama
+from models.recipe.own_heads import TELLS
 from models.recipe.pointing import BEGINS, GOES_ON, REPEATS, STANDS
 from models.recipe.reader import Pairs, Reader, missed, pairs, readable
 from models.recipe.swaps import Swaps
 from models.recipe.tokenizer import PAD
 
 Figures = dict[str, tuple[float, float]]  # sums, and of how many
-GUIDED = ((BEGINS, "begins"), (GOES_ON, "follows"), (STANDS, "copies"), (REPEATS, "pairs"))
+GUIDED = (
+    (BEGINS, "begins"), (GOES_ON, "follows"), (STANDS, "copies"), (REPEATS, "pairs"),
+    (TELLS, "sources"),
+)  # fmt: skip
 POINTING = 0.8  # weight of where heads look, beside the answers' tokens
-TELLING = 60.0  # of what the reader says
 
 
 @dataclass
@@ -144,15 +147,14 @@ class Told(Lesson):
 
 
 class Answers(Lesson):
-    """Saying what is asked for; told beside what the reader sees."""
+    """Saying what is asked for."""
 
     looked_up = False
 
-    def __init__(self, llama: Llama, reader: Reader | None, movable: Tensor) -> None:
+    def __init__(self, llama: Llama, movable: Tensor) -> None:
         """`movable`: (vocab) whether a token's row of the embedding may move."""
         super().__init__()
         self.llama = llama.requires_grad_(True)
-        self.reader = reader.requires_grad_(False) if reader else None
         self.movable = movable.float()[:, None]
 
     def groups(self) -> list[list[nn.Parameter]]:
@@ -171,19 +173,14 @@ class Answers(Lesson):
         batch = collate(part)
         picked, late = batch.weights > 0, self.late
         with torch.autocast(batch.inputs.device.type, torch.bfloat16, enabled=half):
-            seen = self.llama.seen(batch.inputs, *range(1, late + 1))
-            scores = self.llama.logits(seen[0][picked]).float()
-            pointing, figures = self._pointing(part, seen[late], batch.inputs.shape[1])
-            telling = self._telling(part, list(seen[1:]))
+            said, read = self.llama.seen(batch.inputs, late)
+            scores = self.llama.logits(said[picked]).float()
+            pointing, figures = self._pointing(part, read, batch.inputs.shape[1])
         targets = batch.targets[picked]
         losses = F.cross_entropy(scores, targets, reduction="none")
         saying = (losses * batch.weights[picked]).sum()
         figures |= _exact(batch, scores.detach().argmax(-1) == targets)
         figures["loss"] = saying.item(), len(part)
-        if telling is not None:
-            figures["like"] = len(part) - telling.item() / told.TELLS, len(part)
-            uneven = told.uneven(list(seen[1:]), batch.inputs != PAD).sum() * len(part)
-            saying = saying + TELLING * (telling + told.EVEN * uneven)
         return saying + POINTING * pointing, figures
 
     @property
@@ -194,20 +191,13 @@ class Answers(Lesson):
     def _pointing(self, part: list[Row], read: Tensor, width: int) -> tuple[Tensor, Figures]:
         """The sum of the heads' losses; `read`: what the last layer reads."""
         total, figures = read.new_zeros((), dtype=torch.float32), Figures()
-        for head, name in GUIDED:
+        for head, name in GUIDED[: self.llama.shape.heads]:
             aims = Aims.of([getattr(one.guide, name) for one in part], width)
             if len(aims.rows):
                 lost = aims.missed(looks(self.llama, self.late, read, aims, head))
                 total = total + lost.sum()
                 figures[name] = lost.sum().item(), len(lost)
         return total, figures
-
-    def _telling(self, part: list[Row], streams: list[Tensor]) -> Tensor | None:
-        """How unlike the reader's the second readings are, layers and rows summed."""
-        if not self.reader or not all(readable(one) for one in part):
-            return None
-        unlike = told.unlike(streams, [pairs(one) for one in part], self.reader)
-        return unlike.sum() * len(part)
 
 
 class Saying(Answers):
@@ -216,7 +206,7 @@ class Saying(Answers):
     """
 
     def __init__(self, llama: Llama, movable: Tensor) -> None:
-        super().__init__(llama, None, movable)
+        super().__init__(llama, movable)
         body = llama.requires_grad_(False).model
         self.moved = [*body.layers[-1].parameters(), *body.norm.parameters()]
         for parameter in self.moved:
@@ -228,9 +218,6 @@ class Saying(Answers):
 
 class Draft(Answers):
     """Guessing ahead of the demo model, from the same examples."""
-
-    def __init__(self, llama: Llama, movable: Tensor) -> None:
-        super().__init__(llama, None, movable)
 
     def groups(self) -> list[list[nn.Parameter]]:
         return [[], list(self.llama.parameters())]

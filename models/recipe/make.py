@@ -101,7 +101,7 @@ class Run:
         if not self._done("saying").exists():
             begin.heads(demo, reader, self.source)
         self._learn("saying", Saying(demo, moves), demo)
-        self._learn("answers", Answers(demo, reader, moves), demo)
+        self._learn("answers", Answers(demo, moves), demo)
         if not self._done("draft").exists():
             begin.draft(draft, self.tokenizer, self.source)
         self._learn("draft", Draft(draft, moves), draft)

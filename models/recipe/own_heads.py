@@ -6,6 +6,9 @@ weights: what the question was, far before, and where else the same token stands
 2022: induction heads). So the first of the other two looks from everywhere at the nearest
 assistant's marker, which has read the question; the second behind earlier tokens like this one.
 What they bring is what is most spread there; what of it is said begins at nothing, and is learned.
+
+In the last layer one more looks, from the start of each answer, at what tells it, or at the user's
+marker: whether anything does is said by an answer's first token, before it repeats any of that.
 """
 
 from typing import cast
@@ -15,11 +18,12 @@ from torch import Tensor, nn
 
 from models.recipe.copying import Layout, slow_places, times
 from models.recipe.model import Attention, Layer, Llama
-from models.recipe.pointing import LEARNED, WHOLE
+from models.recipe.pointing import BEGINS, HEADS, LEARNED, WHOLE
 from models.recipe.tokenizer import ASSISTANT, PAD
 
 BETWEEN = range(2, 6)  # layers: in those before, heads of our own look back by one token
 ASKED, FOLLOWED = range(2)  # heads: see above
+TELLS = len(HEADS)  # the last layer's: see above
 NEAREST = [3, 4]  # rotary pairs that turn once in 300 and 1,100 tokens: near is more than far
 LOOKS = 30.0  # the score of each at a marker that is here
 SAME = 16.0  # the score behind the same token
@@ -51,6 +55,22 @@ def write(model: Llama, parts: list[Tensor]) -> None:
         _behind_the_same(attention, at, own, before, size)
         for head, some in ((ASKED, asked), (FOLLOWED, all_)):
             _brings(attention.v_proj, attention.rows(head), some[:, at.meaning], at.meaning)
+
+
+@torch.no_grad()
+def look_at_what_tells(model: Llama, parts: list[Tensor]) -> None:
+    """Writes the last layer's, for the stream as it is on `parts`: it begins as the head that
+    begins answers, and says nothing.
+    """
+    layer, last = cast(Layer, model.model.layers[-1]), model.shape.layers - 1
+    attention, meaning = layer.self_attn, Layout.of(model.shape).meaning
+    rows = attention.rows(TELLS)
+    for project in (attention.q_proj, attention.k_proj):
+        project.weight[rows] = project.weight[attention.rows(BEGINS)]
+        project.bias[rows] = project.bias[attention.rows(BEGINS)]
+    attention.o_proj.weight[:, rows] = 0
+    read = torch.cat([model.seen(part, last)[1][part != PAD].float() for part in parts])
+    _brings(attention.v_proj, rows, layer.input_layernorm(read)[:, meaning], meaning)
 
 
 def _nothing(attention: Attention) -> None:

@@ -265,6 +265,23 @@ def test_heads_between_say_nothing_at_first_and_can_learn_to(model: Llama, drawn
             assert moved[: AT.meaning.stop, attention.rows(head)].abs().amax(0).all()
 
 
+def test_what_tells_is_looked_for_as_where_answers_begin(model: Llama, drawn: Tensor) -> None:
+    """It says nothing at first, and can learn to."""
+    point(model, drawn, 0)
+    attention = cast(Layer, model.model.layers[6]).self_attn
+    with torch.no_grad():  # as a training before leaves it
+        attention.o_proj.weight[:, attention.rows(own_heads.TELLS)] = 0.1
+    own_heads.look_at_what_tells(model, [drawn])
+    begins = looked(model, drawn, BEGINS)
+    assert begins.unique().numel() > 1
+    assert (looked(model, drawn, own_heads.TELLS) == begins).all()
+    moved = attention.o_proj.weight
+    assert not moved[:, attention.rows(own_heads.TELLS)].any()
+    model.hidden(drawn).square().sum().backward()
+    assert moved.grad is not None
+    assert moved.grad[:, attention.rows(own_heads.TELLS)].abs().amax(0).all()
+
+
 def test_an_assistant_marker_is_the_same_whatever_stands_before(
     model: Llama, drawn: Tensor
 ) -> None:

@@ -73,6 +73,40 @@ def test_a_call_is_guided_to_its_tool_and_to_what_the_user_said(tokenizer: Token
         assert all(shown(tokenizer, [ids[at]]) == shown(tokenizer, [ids[p]]) for p in places)
 
 
+def tool(name: str, purpose: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {}}
+    function = {"name": name, "description": purpose, "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+def test_a_call_is_told_by_the_line_of_its_tool(tokenizer: Tokenizer) -> None:
+    """… not by what is called like it; "I have no tool for that." by nothing."""
+    call: dict[str, Any] = {"function": {"name": "order", "arguments": "{}"}}
+    said = [{"role": "assistant", "content": None, "tool_calls": [call]}, assistant("None.")]
+    asked = [user("An order, please: order now."), user("What is the time?")]
+    messages = [one for pair in zip(asked, said, strict=True) for one in pair]
+    tools = [tool("reorder", "Repeat. All of it."), tool("order", "Take it. Then send it.")]
+    encoded, found = guided(tokenizer, Conversation("tools", messages, tools=tools))
+    (_, line), (at, marker) = found.sources
+    told = shown(tokenizer, [encoded.ids[place] for place in line])
+    assert told == "Take it. Then send it. - order()"
+    users = [at for at, token in enumerate(encoded.ids) if token == USER]
+    assert encoded.ids[at] == ASSISTANT
+    assert marker == users[-1:]
+
+
+def test_what_the_user_said_is_told_by_that_sentence(tokenizer: Tokenizer) -> None:
+    """… not by an answer before that says it, too; what nobody said by nothing."""
+    facts = user("Hello there! My dog is Bruno. My cat is Misty.")
+    turns = [facts, assistant("Noted."), user("My dog?"), assistant("Your dog is Bruno.")]
+    turns += [user("Again?"), assistant("Your dog is Bruno.")]
+    turns += [user("My hat?"), assistant("Unknown.")]
+    encoded, found = guided(tokenizer, Conversation("recall", turns))
+    told = [shown(tokenizer, [encoded.ids[at] for at in places]) for _, places in found.sources]
+    assert told == ["<|user|>", "My dog is Bruno.", "My dog is Bruno.", "<|user|>"]
+    assert found.sources[-1][1] == [max(i for i, one in enumerate(encoded.ids) if one == USER)]
+
+
 def test_an_answer_that_repeats_nothing_looks_at_the_user_s_marker(tokenizer: Tokenizer) -> None:
     made = Conversation(
         "talk", [user("Hello!"), assistant("Good day."), user("Hm"), assistant("?")]

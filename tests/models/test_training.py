@@ -189,6 +189,7 @@ def test_the_guides_say_what_the_answer_does(tokenizer: Tokenizer) -> None:
         assert len(shown) == len(made.documents)
         ((at, begins),) = one.guide.begins
         assert one.ids[at] == ASSISTANT
+        assert one.guide.sources == [(at, sorted(one.guide.inside) or begins)]
         if not made.tells:
             assert begins == [reading.second for reading in shown]
             assert not one.guide.follows
@@ -307,7 +308,7 @@ def test_the_last_layer_learns_alone(tokenizer: Tokenizer) -> None:
     moved = {name for name, p in one.llama.named_parameters() if p.grad is not None}
     assert moved
     assert all(name.startswith(("model.layers.2.", "model.norm.")) for name in moved)
-    Answers(one.llama, None, vocabulary.movable(tokenizer))
+    Answers(one.llama, vocabulary.movable(tokenizer))
     assert all(p.requires_grad for p in one.llama.parameters()), "the next lesson moves all"
 
 

@@ -13,7 +13,7 @@ import torch
 from models.recipe import corpus, lessons, train
 from models.recipe.batches import Row
 from models.recipe.centred import Centred
-from models.recipe.checkpoint.common import llama, reader, say, source, tokenizer
+from models.recipe.checkpoint.common import llama, say, source, tokenizer
 from models.recipe.crew import Crew, Tally
 from models.recipe.vocabulary import movable
 
@@ -27,14 +27,12 @@ parser.add_argument("--new", type=float, default=3.5e-4)
 parser.add_argument("--share", type=float, default=0.3, help="of passages")
 parser.add_argument("--warm", type=int, default=40, help="steps")
 parser.add_argument("--decay", type=float, default=0.3, help="from this share on")
-parser.add_argument("--telling", type=float, default=0.0, help="0: without the reader")
 parser.add_argument("--clip", type=float, default=250.0)
 parser.add_argument("--first", type=int, default=8_000_000, help="number of the first example")
 parser.add_argument("--longest", type=int, default=2400)
 parser.add_argument("--rows", type=int, default=16)
 o = parser.parse_args()
 
-lessons.TELLING = o.telling
 rest = sum(share for skill, share in corpus.LATER.items() if skill != "passages")
 corpus.LATER["passages"] = rest * o.share / (1 - o.share)
 torch.manual_seed(o.first)
@@ -42,7 +40,7 @@ model = llama(o.start, "draft" if o.lesson == "draft" else "demo")
 moves, drawn, half = movable(tokenizer), source(3), train.halves()
 lesson: lessons.Answers = {
     "saying": lambda: lessons.Saying(model, moves),
-    "answers": lambda: lessons.Answers(model, reader() if o.telling else None, moves),
+    "answers": lambda: lessons.Answers(model, moves),
     "draft": lambda: lessons.Draft(model, moves),
 }[o.lesson]()
 groups = [[p for p in group if p.requires_grad] for group in lesson.groups()]

@@ -9,6 +9,7 @@ from models.recipe.world import World, articled, capital
 
 NOTED = "Noted."
 UNKNOWN = "You have not told me."
+UNSAID = 0.6  # of the longer conversations, those that ask for what nobody said
 
 NAMED = {  # what the user may have that has a name, and the kind of that
     "dog": "pet", "cat": "pet", "horse": "pet", "parrot": "pet", "hamster": "pet",
@@ -110,11 +111,10 @@ def recall(world: World, facts: int, questions: int, between: int = 0) -> Conver
     items, messages = _statements(world, facts)
     messages += short.task_of(world, between).messages
     asked = rng.sample(list(items.values()), min(questions, len(items)))
-    if questions > 2 and rng.random() < 0.3:
-        messages += _unknown(world, items)
-    for item in asked:
-        messages += [_asked(world, item), assistant(item.answer)]
-    return Conversation("recall", messages)
+    turns = [[_asked(world, item), assistant(item.answer)] for item in asked]
+    if questions > 2 and rng.random() < UNSAID:
+        turns.insert(rng.randint(0, len(turns)), _unknown(world, items))
+    return Conversation("recall", messages + [one for turn in turns for one in turn])
 
 
 def not_stated(world: World, facts: int) -> Conversation:
