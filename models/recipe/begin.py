@@ -30,14 +30,14 @@ ALL_ASKED = 0.9  # … where all skills are in it
 FIRST = 10**8  # number of the first example: not those of the lessons
 
 
-def layers(model: Llama, tokenizer: Tokenizer, source: Source) -> None:
+def layers(model: Llama, source: Source) -> None:
     """Writes the layers, the embedding, and the codes of tokens. Takes two minutes."""
     rows = []
     for one in _looked_up(source, READ):
         pair = pairs(one)[0].ids
         if len(pair) <= SHORT:
             rows.append(pair)
-    prepare(model, tokenizer, Teacher(), rows, FITTED)
+    prepare(model, source.tokenizer, Teacher(), rows, FITTED)
 
 
 def heads(model: Llama, reader: Reader, source: Source) -> None:
@@ -59,21 +59,21 @@ def centre(model: Llama, ids: Tensor) -> None:
     square, behind which a norm leaves little of all that differs. `ids`: (rows, tokens).
     """
     layer, meaning = cast(Layer, model.model.layers[-2]), Layout.of(model.shape).meaning
-    read = model.seen(ids, model.shape.layers - 1)[1][ids != PAD].float()
+    read = model.reads(ids, model.shape.layers - 1)[0][ids != PAD].float()
     layer.mlp.down_proj.bias[meaning] -= read.mean(0)[meaning]
 
 
 @torch.no_grad()
-def draft(model: Llama, tokenizer: Tokenizer, source: Source) -> None:
+def draft(model: Llama, source: Source) -> None:
     """Writes the draft's embedding, the codes of tokens, and its copying heads; what layers say
     besides begins at nothing.
     """
     at, rows = Layout.of(model.shape), model.model.embed_tokens.weight
-    rows[:, at.meaning] = meanings(tokenizer, at.meaning.stop - at.meaning.start) * LOUD
-    embed_codes(model, tokenizer)
+    rows[:, at.meaning] = meanings(source.tokenizer, at.meaning.stop - at.meaning.start) * LOUD
+    embed_codes(model, source.tokenizer)
     look_back(model)
     few = [one for one in _looked_up(source, 40) if len(one.ids) <= LONGEST][:8]
-    point(model, collate(few).inputs, _space(tokenizer))
+    point(model, collate(few).inputs, _space(source.tokenizer))
 
 
 def _space(tokenizer: Tokenizer) -> int:

@@ -102,7 +102,7 @@ def look_further_back(model: Llama, ids: Tensor) -> None:
     the stream as it is on `ids`, (rows, tokens).
     """
     at = Layout.of(model.shape)
-    read, stream = slice(at.before.start, at.before.start + HALF), model.seen(ids, 1)[1].float()
+    read, stream = slice(at.before.start, at.before.start + HALF), model.reads(ids, 1)[0].float()
     normed = cast(Layer, model.model.layers[1]).input_layernorm(stream)
     said = model.model.embed_tokens.weight[:, at.code][ids][:, :-1, :HALF]
     much = times(said, normed[:, 1:, read])
@@ -126,7 +126,7 @@ def steady(model: Llama, ids: Tensor) -> None:
     heads read is as large as before on `ids`, (rows, tokens), in the mean.
     """
     at, (earlier, last) = Layout.of(model.shape).steady, model.model.layers[-2:]
-    read = model.seen(ids, model.shape.layers - 1)[1][ids != PAD].float()
+    read = model.reads(ids, model.shape.layers - 1)[0][ids != PAD].float()
     sizes = read.square().mean(1).sqrt()
     large = STEADY * sizes.mean()
     cast(Layer, earlier).mlp.down_proj.bias[at] = large * model.shape.hidden**0.5

@@ -31,8 +31,8 @@ def config(shape: Shape) -> dict[str, Any]:
         "rope_theta": shape.theta,
         "rms_norm_eps": shape.epsilon,
         "hidden_act": "silu",
-        "attention_bias": shape.biased,
-        "mlp_bias": shape.biased,
+        "attention_bias": True,  # as MiniLM's
+        "mlp_bias": True,
         "tie_word_embeddings": True,
         "bos_token_id": None,
         "eos_token_id": END,
@@ -113,7 +113,6 @@ def load(folder: Path) -> tuple[Llama, Tokenizer]:
         context=data["max_position_embeddings"],
         theta=data["rope_theta"],
         epsilon=data["rms_norm_eps"],
-        biased=data["attention_bias"],
     )
     model = Llama(shape)
     model.load_state_dict(load_file(folder / "model.safetensors"))

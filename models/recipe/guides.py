@@ -34,7 +34,6 @@ from models.recipe.model import Layer, Llama
 from models.recipe.repeated import Repeated, repeated
 from models.recipe.tokenizer import ASSISTANT, CITES, DOCUMENTS, END, FIRST_CITE, USER
 
-ENDS = re.compile(r"[.!?]['\")\]’”]*(?=\s|$)|(?=\n[^a-z])|$")
 SENTENCE = re.compile(r"[.!?](?=\s)|\n|<\|\w+\|>")  # between sentences, and messages
 LINE = re.compile(r"\n|<\|\w+\|>")
 CALL = re.compile(r'<tool_call>{"name": "([^"]+)"')
@@ -75,7 +74,6 @@ class Guide:
     readings: list[Twice] = field(default_factory=list)  # none: nothing is told
     tells: list[tuple[int, int, int]] = field(default_factory=list)  # passage, first token, last
     texts: list[tuple[int, int]] = field(default_factory=list)  # of each passage: first, last
-    sentences: list[tuple[int, int]] = field(default_factory=list)  # likewise
     copies: list[Aim] = field(default_factory=list)  # where each token of the answer stands
     follows: list[Aim] = field(default_factory=list)  # … and what comes next
     begins: list[Aim] = field(default_factory=list)  # where the answer begins
@@ -101,17 +99,13 @@ def guide(made: Conversation, text: str, encoded: Encoding, answer: int) -> Guid
     found = Guide(answer - 1, readings(ids))
     for number, (document, shown) in enumerate(zip(made.documents, found.readings, strict=True)):
         cited = text.index(CITES[number], starts[shown.second])
-        begin = cursor = text.index(document["text"], cited)
+        cursor = text.index(document["text"], cited)
         for span in made.tells:
             if span.document == number:
                 first, last = token(cursor + span.start), token(cursor + span.end - 1)
                 found.tells.append((number, first, last))
         end = cursor + max(1, len(document["text"])) - 1
         found.texts.append((token(cursor), token(end)))
-        for match in ENDS.finditer(document["text"]):
-            if cursor + match.end() - begin >= 3:
-                found.sentences.append((token(begin), token(cursor + match.end() - 1)))
-                begin = cursor + match.end()
     nowhere = [one.second for one in found.readings]
     found.begins = [(found.answer, [first for _, first, _ in found.tells] or nowhere)]
     found.sources = [(found.answer, sorted(found.inside) or nowhere)]
@@ -250,9 +244,6 @@ class Aims:
             targets,
         )
 
-    def to(self, device: torch.device) -> "Aims":
-        return Aims(self.rows.to(device), self.places.to(device), self.targets.to(device))
-
     def missed(self, scores: Tensor) -> Tensor:
         """(aims) the losses of (aims, tokens) scores, which are to be high at the aims."""
         right = scores.masked_fill(~self.targets, -1e9).logsumexp(1)
@@ -267,7 +258,7 @@ def looks(model: Llama, number: int, read: Tensor, aims: Aims, head: int) -> Ten
     normed, attention, tokens = layer.input_layernorm(read), layer.self_attn, read.shape[1]
     rows = attention.rows(head)
     query, key = (
-        F.linear(x, project.weight[rows], project.bias[rows] if model.shape.biased else None)
+        F.linear(x, project.weight[rows], project.bias[rows])
         for x, project in (
             (normed[aims.rows, aims.places], attention.q_proj),
             (normed, attention.k_proj),

@@ -34,7 +34,7 @@ from torch import Tensor
 from models.recipe.copying import FAST, LOUD, embed_codes, fitted, look_back, slow_places, times
 from models.recipe.minilm import WIDTH
 from models.recipe.model import Layer, Llama, rotate
-from models.recipe.teacher import CLS, UNKNOWN, Said, Teacher, marker, read, unit
+from models.recipe.teacher import CLS, Said, Teacher, marker, read, unit
 from models.recipe.vocabulary import spelled
 
 OWN = 2  # heads of our own in each layer, the first
@@ -263,8 +263,8 @@ def prepare(
 ) -> None:
     """Writes the first weights: the embedding by all `rows` of ids, layers by the first `few`."""
     shape = model.shape
-    if not shape.biased or shape.heads != 12 + OWN or shape.layers != 7:
-        raise ValueError("MiniLM's layers need seven with biases, and fourteen heads")
+    if shape.heads != 12 + OWN or shape.layers != 7:
+        raise ValueError("MiniLM's layers need seven, and fourteen heads")
     _embed(model, tokenizer, teacher)
     look_back(model)
     _know_places(model)
@@ -282,22 +282,9 @@ def _parts(teacher: Teacher, spelling: list[bytes], rows: list[list[int]]) -> li
 
 def _embed(model: Llama, tokenizer: Tokenizer, teacher: Teacher) -> None:
     """A token's row: MiniLM's of its text, and the code of the token in any case."""
-    spelling = spelled(tokenizer)
     embedding = model.model.embed_tokens.weight
-    known = teacher.wordpiece.get_vocab()
-    table = teacher.net.embeddings.word_embeddings.weight
-    rows = []
-    for token, name in enumerate(spelling):
-        word = name.decode(errors="replace")
-        mark = marker(token)
-        ids = teacher.wordpiece.encode(word, add_special_tokens=False).ids
-        blank = known["." if "\n" in word else ","]  # which MiniLM does not read at all
-        ids = [i for i in ids if i != UNKNOWN] or [blank if mark is None else mark]
-        if mark is None and word.isalpha() and word.islower():  # mostly within a word
-            ids = [known.get("##" + word, ids[0])] if "##" + word in known else ids
-        rows.append(table[ids].mean(0))
-    embedding[:, :WIDTH] = unit(teacher.placed(torch.stack(rows)))
-    starts = [token for token in range(len(spelling)) if marker(token) == CLS]
+    embedding[:, :WIDTH] = unit(teacher.placed(teacher.rows_of(tokenizer)))
+    starts = [token for token in range(len(embedding)) if marker(token) == CLS]
     embedding[starts, :WIDTH] = unit(teacher.words(torch.tensor([[CLS]])))[0]
     embed_codes(model, tokenizer)
     embedding[starts, MARK] = MARKS

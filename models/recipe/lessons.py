@@ -43,7 +43,7 @@ class Source:
 
     tokenizer: Tokenizer
     swaps: Swaps
-    seed: int
+    seed: str
     context: int
 
     def row(self, number: int, progress: float, looked_up: bool) -> Row:
@@ -121,7 +121,7 @@ class Told(Lesson):
 
     def __init__(self, llama: Llama, reader: Reader) -> None:
         super().__init__()
-        self.llama, self.reader = llama, reader.requires_grad_(False)
+        self.llama, self.reader = llama, reader
 
     def groups(self) -> list[list[nn.Parameter]]:
         layers = self.llama.model.layers[: told.TELLS]
@@ -154,7 +154,7 @@ class Answers(Lesson):
     def __init__(self, llama: Llama, movable: Tensor) -> None:
         """`movable`: (vocab) whether a token's row of the embedding may move."""
         super().__init__()
-        self.llama = llama.requires_grad_(True)
+        self.llama = llama
         self.movable = movable.float()[:, None]
 
     def groups(self) -> list[list[nn.Parameter]]:
@@ -205,15 +205,9 @@ class Saying(Answers):
     fast as with all layers, or its noise spoils what they know.
     """
 
-    def __init__(self, llama: Llama, movable: Tensor) -> None:
-        super().__init__(llama, movable)
-        body = llama.requires_grad_(False).model
-        self.moved = [*body.layers[-1].parameters(), *body.norm.parameters()]
-        for parameter in self.moved:
-            parameter.requires_grad_(True)
-
     def groups(self) -> list[list[nn.Parameter]]:
-        return [[], self.moved]
+        body = self.llama.model
+        return [[], [*body.layers[-1].parameters(), *body.norm.parameters()]]
 
 
 class Draft(Answers):

@@ -7,7 +7,9 @@ the run folder; started again, the command goes on where it was. A changed recip
 
 import argparse
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,7 +36,6 @@ SHAPES = {
         head_dim=32,
         theta=1e9,
         context=4096,
-        biased=True,
     ),
     "draft": Shape(
         bpe.VOCABULARY,
@@ -45,7 +46,6 @@ SHAPES = {
         head_dim=32,
         theta=1e9,
         context=4096,
-        biased=True,
     ),
 }
 FOLDERS = {"demo": "demo", "draft": "demo-draft"}
@@ -53,14 +53,14 @@ PLANS = {
     "reader": Plan(90, 1e-4, 4e-4, (0.2, 0.5)),
     "told": Plan(40, 1e-3, 0.0, (0.1, 0.3), decay_from=0.4),
     "saying": Plan(20, 0.0, 1e-3, (0.6, 0.6)),
-    "answers": Plan(90, 2e-4, 8e-4, (0.6, 0.9), warm_up=30, decay_from=0.35),
+    "answers": Plan(120, 1.2e-4, 3.5e-4, (0.6, 0.95), warm_up=40, decay_from=0.35),
     "draft": Plan(90, 0.0, 2e-3, (0.1, 1.0)),
 }
 
 
 def fingerprint() -> str:
-    """Changes with every source that shapes the weights."""
-    others = {"make.py", "evaluate.py", "export.py", "ordinary.py"}
+    """Changes with every source that shapes the weights, with shapes and with plans."""
+    others = {"evaluate.py", "export.py", "ordinary.py", "shown.py", "check.py"}
     sources = [p for p in sorted(RECIPE.rglob("*")) if p.suffix in (".py", ".jinja", ".txt")]
     text = b"".join(path.read_bytes() for path in sources if path.name not in others)
     return f"{zlib.crc32(text):08x}"
@@ -69,9 +69,9 @@ def fingerprint() -> str:
 def made_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a run, trained if there is none yet."""
     if not path.exists():
-        partial = path.with_suffix(".tmp")
-        bpe.train().save(str(partial))
-        partial.replace(path)
+        unfinished = path.with_suffix(".tmp")
+        bpe.train().save(str(unfinished))
+        unfinished.replace(path)
     return Tokenizer.from_file(str(path))
 
 
@@ -86,39 +86,42 @@ class Run:
 
     def __post_init__(self) -> None:
         self.tokenizer = made_tokenizer(self.folder / "tokenizer.json")
-        context = SHAPES["demo"].context
-        self.source = Source(self.tokenizer, Swaps.of(self.tokenizer), self.seed, context)
-        torch.manual_seed(self.seed)
+        self.swaps = Swaps.of(self.tokenizer)
 
     def models(self) -> dict[str, Llama]:
         """All stages."""
+        torch.manual_seed(self.seed)
         reader, demo, draft = Reader(self.tokenizer), Llama(SHAPES["demo"]), Llama(SHAPES["draft"])
         moves = movable(self.tokenizer)
         self._learn("reader", Reading(reader), reader)
-        if not self._done("told").exists():
-            begin.layers(demo, self.tokenizer, self.source)
-        self._learn("told", Told(demo, reader), demo)
-        if not self._done("saying").exists():
-            begin.heads(demo, reader, self.source)
-        self._learn("saying", Saying(demo, moves), demo)
+        self._learn("told", Told(demo, reader), demo, partial(begin.layers, demo))
+        self._learn("saying", Saying(demo, moves), demo, partial(begin.heads, demo, reader))
         self._learn("answers", Answers(demo, moves), demo)
-        if not self._done("draft").exists():
-            begin.draft(draft, self.tokenizer, self.source)
-        self._learn("draft", Draft(draft, moves), draft)
+        self._learn("draft", Draft(draft, moves), draft, partial(begin.draft, draft))
         return {"demo": demo, "draft": draft}
 
-    def _done(self, stage: str) -> Path:
-        return self.folder / f"{stage}.done.pt"
-
-    def _learn(self, stage: str, lesson: Lesson, made: nn.Module) -> None:
-        """Trains what a stage makes, or takes it from where an earlier start left it."""
-        if not self._done(stage).exists():
-            checkpoint = self.folder / f"{stage}.pt"
-            train(lesson, self.plans[stage], self.source, checkpoint, self.threads, halves())
-            partial = checkpoint.with_suffix(".tmp")
-            torch.save(made.state_dict(), partial)
-            partial.replace(self._done(stage))
-        made.load_state_dict(torch.load(self._done(stage), weights_only=True))
+    def _learn(
+        self,
+        stage: str,
+        lesson: Lesson,
+        made: nn.Module,
+        begins: Callable[[Source], None] = lambda _: None,
+    ) -> None:
+        """Trains what a stage makes, or takes it from where an earlier start left it. `begins`
+        writes what it starts from. What a stage draws does not depend on those before it.
+        """
+        done, checkpoint = self.folder / f"{stage}.done.pt", self.folder / f"{stage}.pt"
+        if not done.exists():
+            context = SHAPES["demo"].context
+            source = Source(self.tokenizer, self.swaps, f"{self.seed}/{stage}", context)
+            torch.manual_seed(zlib.crc32(source.seed.encode()))
+            if not checkpoint.exists():
+                begins(source)
+            train(lesson, self.plans[stage], source, checkpoint, self.threads, halves())
+            unfinished = checkpoint.with_suffix(".tmp")
+            torch.save(made.state_dict(), unfinished)
+            unfinished.replace(done)
+        made.load_state_dict(torch.load(done, weights_only=True))
 
 
 def main() -> None:
@@ -133,12 +136,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)  # each thread of the training runs its own part of a step
     folder = options.runs / f"{options.seed}-{fingerprint()}"
+    demo, draft = (options.out / FOLDERS[name] for name in ("demo", "draft"))
     with alone(folder):
         run = Run(folder, options.seed, options.threads, PLANS)
         for name, model in run.models().items():
             export.save(model, run.tokenizer, options.out / FOLDERS[name])
-    demo, draft = (options.out / FOLDERS[name] for name in ("demo", "draft"))
-    evaluate.write_card(demo / "README.md", evaluate.table(demo, draft, options.count))
+        torch.set_num_threads(options.threads)
+        evaluate.write_card(demo / "README.md", evaluate.table(demo, draft, options.count))
 
 
 if __name__ == "__main__":

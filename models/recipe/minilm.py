@@ -27,7 +27,7 @@ def _model() -> tuple[Any, Tokenizer]:
 
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(64)
+    tokenizer.enable_truncation(256)
     return AutoModel.from_pretrained(FOLDER, dtype=torch.float32).eval(), tokenizer
 
 

@@ -4,7 +4,9 @@ It exists because it trains faster on a CPU than the general implementation; `te
 compares the logits of the two.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,15 +20,14 @@ class Shape:
     """Sizes of a model. Widths are in features, `context` in tokens."""
 
     vocab: int
-    hidden: int = 384
-    inner: int = 512
-    layers: int = 8
-    heads: int = 6  # as many for keys and values: the first weights fill five
-    head_dim: int = 64
-    context: int = 2048
-    theta: float = 500000.0
+    hidden: int
+    inner: int
+    layers: int
+    heads: int  # as many for keys and values
+    head_dim: int
+    theta: float
+    context: int = 4096
     epsilon: float = 1e-5
-    biased: bool = False  # whether all projections have biases, as MiniLM's have
 
 
 class _Normed(torch.autograd.Function):
@@ -144,10 +145,10 @@ class Attention(nn.Module):
         super().__init__()
         self.shape = shape
         width = shape.heads * shape.head_dim
-        self.q_proj = nn.Linear(shape.hidden, width, bias=shape.biased)
-        self.k_proj = nn.Linear(shape.hidden, width, bias=shape.biased)
-        self.v_proj = nn.Linear(shape.hidden, width, bias=shape.biased)
-        self.o_proj = nn.Linear(width, shape.hidden, bias=shape.biased)
+        self.q_proj = nn.Linear(shape.hidden, width)
+        self.k_proj = nn.Linear(shape.hidden, width)
+        self.v_proj = nn.Linear(shape.hidden, width)
+        self.o_proj = nn.Linear(width, shape.hidden)
 
     def rows(self, head: int) -> slice:
         """The rows of the weights that are a head's."""
@@ -169,9 +170,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden, shape.inner, bias=shape.biased)
-        self.up_proj = nn.Linear(shape.hidden, shape.inner, bias=shape.biased)
-        self.down_proj = nn.Linear(shape.inner, shape.hidden, bias=shape.biased)
+        self.gate_proj = nn.Linear(shape.hidden, shape.inner)
+        self.up_proj = nn.Linear(shape.hidden, shape.inner)
+        self.down_proj = nn.Linear(shape.inner, shape.hidden)
 
     def inner(self, x: Tensor) -> Tensor:
         """(batch, tokens, inner)"""
@@ -232,19 +233,30 @@ class Llama(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Final normed states: (batch, tokens, hidden)."""
-        return self.seen(tokens)[0]
+        *_, last = self._streams(tokens)
+        states: Tensor = self.model.norm(last)
+        return states
 
-    def seen(self, tokens: Tensor, *layers: int) -> tuple[Tensor, ...]:
-        """Final normed states, and what each of `layers` reads: (batch, tokens, hidden) each."""
+    def seen(self, tokens: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Final normed states, and what a layer reads: (batch, tokens, hidden) each."""
+        *streams, last = self._streams(tokens)
+        return self.model.norm(last), streams[layer]
+
+    def reads(self, tokens: Tensor, *layers: int) -> list[Tensor]:
+        """What each of `layers` reads: (batch, tokens, hidden) each."""
+        streams = list(islice(self._streams(tokens), max(layers) + 1))
+        return [streams[layer] for layer in layers]
+
+    def _streams(self, tokens: Tensor) -> Iterator[Tensor]:
+        """What each layer reads, then what the last one says."""
         x = self.model.embed_tokens(tokens)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         cos, sin = self.cos[: tokens.shape[1]].to(x.dtype), self.sin[: tokens.shape[1]].to(x.dtype)
-        read = []
         for each in self.model.layers:
-            read.append(x)
+            yield x
             x = each(x, cos, sin)
-        return self.model.norm(x), *(read[layer] for layer in layers)
+        yield x
 
     def logits(self, states: Tensor) -> Tensor:
         """States (..., hidden) to scores (..., vocab)."""

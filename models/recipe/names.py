@@ -1,7 +1,6 @@
 """Names and values for the small skills, from the bank's kinds of values."""
 
 import random
-from collections.abc import Sequence
 
 from models.recipe.bank.values import draw, is_held_out, person
 
@@ -52,18 +51,3 @@ class Names:
     def code(self) -> str:
         """A short code, e.g. `4821` or `QX-731`."""
         return self.of("code")
-
-    def clock(self) -> str:
-        """A time of day, e.g. `7:45`."""
-        return self.of("time")
-
-    def pick(self, options: Sequence[str]) -> str:
-        """One of a fixed list, seen on both sides of the split."""
-        return self.rng.choice(options)
-
-    def phrase(self, firsts: Sequence[str], seconds: Sequence[str]) -> str:
-        """Two words from fixed lists whose combination respects the split."""
-        while True:
-            phrase = f"{self.rng.choice(firsts)} {self.rng.choice(seconds)}"
-            if is_held_out(phrase) is self.held_out:
-                return phrase

@@ -39,7 +39,7 @@ def write(model: Llama, parts: list[Tensor]) -> None:
     ids = torch.cat([part[part != PAD] for part in parts])
     there = [part[:, 1:] != PAD for part in parts]
     behind = torch.cat([part[:, :-1][one] for part, one in zip(parts, there, strict=True)])
-    streams = [model.seen(part, *BETWEEN)[1:] for part in parts]
+    streams = [model.reads(part, *BETWEEN) for part in parts]
     for number, *read in zip(BETWEEN, *streams, strict=True):
         layer = cast(Layer, model.model.layers[number])
         normed = [layer.input_layernorm(x.float()) for x in read]
@@ -69,7 +69,7 @@ def look_at_what_tells(model: Llama, parts: list[Tensor]) -> None:
         project.weight[rows] = project.weight[attention.rows(BEGINS)]
         project.bias[rows] = project.bias[attention.rows(BEGINS)]
     attention.o_proj.weight[:, rows] = 0
-    read = torch.cat([model.seen(part, last)[1][part != PAD].float() for part in parts])
+    read = torch.cat([model.reads(part, last)[0][part != PAD].float() for part in parts])
     _brings(attention.v_proj, rows, layer.input_layernorm(read)[:, meaning], meaning)
 
 

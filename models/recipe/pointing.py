@@ -78,7 +78,7 @@ class Stream:
         """On some prompts, (rows, tokens)."""
         at, there = Layout.of(model.shape), ids != PAD
         codes = model.model.embed_tokens.weight[:, at.code]
-        read = model.seen(ids, model.shape.layers - 1)[1].float()
+        read = model.reads(ids, model.shape.layers - 1)[0].float()
         normed = cast(Layer, model.model.layers[-1]).input_layernorm(read)
         said, one, two = codes[ids], there[:, 1:], there[:, 2:]
         return cls(
@@ -220,7 +220,7 @@ def _told(model: Llama, attention: Attention, seen: Seen, says: Tensor) -> None:
     """Writes what the reader says, as far as the stream has it, into the heads' keys and values."""
     last, half = cast(Layer, model.model.layers[-1]), model.shape.head_dim // 2
     normed = torch.cat([
-        last.input_layernorm(model.seen(ids[None], model.shape.layers - 1)[1].float())
+        last.input_layernorm(model.reads(ids[None], model.shape.layers - 1)[0].float())
         for ids in seen.ids
     ])  # fmt: skip
     there, second = seen.ids != PAD, seen.second

@@ -9,7 +9,6 @@ told. Which place a passage has in the retrieval service's order counts beside.
 """
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +19,7 @@ from torch import Tensor, nn
 
 from models.recipe.batches import Row
 from models.recipe.minilm import WIDTH
-from models.recipe.teacher import UNKNOWN, Teacher, marker, unit
-from models.recipe.vocabulary import spelled
+from models.recipe.teacher import Teacher, unit
 
 LONGEST = 512  # tokens of a question and a passage: MiniLM's places
 RANKS = 20  # passages of a question
@@ -40,7 +38,6 @@ class Pair:
     inside: list[int]  # the passage's text
     firsts: list[int]  # where an answer begins
     lasts: list[int]
-    sentences: list[tuple[int, int]]  # first token, last
 
     @property
     def second(self) -> slice:
@@ -63,7 +60,6 @@ def pairs(row: Row) -> list[Pair]:
                 list(range(begin - apart, end + 1 - apart)),
                 [first for first, _ in told],
                 [last for _, last in told],
-                [(a - apart, b - apart) for a, b in guide.sentences if one.second <= a < one.stop],
             )
         )
     return found
@@ -119,7 +115,7 @@ class Reader(nn.Module):
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
         teacher = Teacher()
-        self.words = nn.Embedding.from_pretrained(rows_of(tokenizer, teacher))  # stays
+        self.words = nn.Embedding.from_pretrained(teacher.rows_of(tokenizer))  # stays
         net = copy.deepcopy(teacher.net)
         self.before = net.embeddings
         self.before.word_embeddings = None  # ours are in its place
@@ -163,16 +159,13 @@ class Reader(nn.Module):
         scores: Tensor = self.edges(unit(self._gained(last.float(), self.layers[-1])))
         return scores.transpose(1, 2).float() + self.rank[some.ranks][:, None, None]
 
-    def found(self, last: Tensor, some: Pairs) -> Tensor:
-        """The same, where an answer may begin and end alone."""
-        return self.scores(last, some).masked_fill(~some.open, -1e9)
-
     def raw(self, some: Pairs) -> Tensor:
         """The scores of all tokens."""
         return self.scores(self.said(some)[-1], some)
 
     def forward(self, some: Pairs) -> Tensor:
-        return self.found(self.said(some)[-1], some)
+        """The same, where an answer may begin and end alone."""
+        return self.raw(some).masked_fill(~some.open, -1e9)
 
 
 def missed(scores: Tensor, some: Pairs) -> Tensor:
@@ -184,76 +177,3 @@ def missed(scores: Tensor, some: Pairs) -> Tensor:
         right = all_.masked_fill(~aims, -1e9).logsumexp(-1)
         lost.append((all_.logsumexp(-1) - right).sum())
     return torch.stack(lost)
-
-
-@dataclass
-class Found:
-    """Of told questions, how many a reader finds; in others, how many it knows not to be told."""
-
-    told: int = 0
-    sentence: int = 0  # the likeliest beginning is in a sentence that tells
-    first: int = 0  # … is the answer's
-    both: int = 0  # … and the likeliest end of that passage is, too
-    denied: int = 0  # the markers together are likelier than any beginning
-    untold: int = 0
-    silent: int = 0
-
-    def __str__(self) -> str:
-        told, untold = max(1, self.told), max(1, self.untold)
-        shares = (100 * n / told for n in (self.sentence, self.first, self.both, self.denied))
-        return "sentence {:.0f} first {:.0f} both {:.0f} denied {:.0f}".format(*shares) + (
-            f" of {self.told}, not told {100 * self.silent / untold:.0f} of {self.untold}"
-        )
-
-    def add(self, scores: Tensor, some: Pairs) -> None:
-        """Questions and the reader's scores of their pairs."""
-        for owner in range(int(some.owners.max()) + 1):
-            mine = (some.owners == owner).nonzero().flatten().tolist()
-            marks = torch.stack([scores[i, 0, some.some[i].mark] for i in mine]).logsumexp(0)
-            best, where = max(
-                (max((scores[i, 0, at].item(), at) for at in some.some[i].inside), i) for i in mine
-            )
-            one = some.some[where]
-            denied = bool(marks > best[0])
-            if not any(some.some[i].firsts for i in mine):
-                self.untold += 1
-                self.silent += denied
-                continue
-            ends = {at: scores[where, 1, at].item() for at in one.inside}
-            self.told += 1
-            self.denied += denied
-            self.sentence += any(
-                a <= best[1] <= b and any(a <= at <= b for at in one.firsts)
-                for a, b in one.sentences
-            )
-            self.first += best[1] in one.firsts
-            self.both += best[1] in one.firsts and max(ends, key=lambda at: ends[at]) in one.lasts
-
-
-def micro(rows: list[list[Pair]], tokens: int) -> Iterator[Pairs]:
-    """Questions in parts of up to about `tokens` tokens, of like length."""
-    part: list[list[Pair]] = []
-    width = count = 0
-    for row in sorted(rows, key=lambda row: max(len(one.ids) for one in row)):
-        longest = max(len(one.ids) for one in row)
-        if part and (count + len(row)) * max(width, longest) > tokens:
-            yield Pairs.of(part)
-            part, width, count = [], 0, 0
-        part.append(row)
-        width, count = max(width, longest), count + len(row)
-    yield Pairs.of(part)
-
-
-def rows_of(tokenizer: Tokenizer, teacher: Teacher) -> Tensor:
-    """(vocab, WIDTH) the mean of MiniLM's rows for the text of each of our tokens."""
-    known, table = teacher.wordpiece.get_vocab(), teacher.net.embeddings.word_embeddings.weight
-    made = []
-    for token, name in enumerate(spelled(tokenizer)):
-        word, mark = name.decode(errors="replace"), marker(token)
-        ids = teacher.wordpiece.encode(word, add_special_tokens=False).ids
-        blank = known["." if "\n" in word else ","]
-        ids = [i for i in ids if i != UNKNOWN] or [blank if mark is None else mark]
-        if mark is None and word.isalpha() and word.islower() and "##" + word in known:
-            ids = [known["##" + word]]
-        made.append(table[ids].mean(0))
-    return torch.stack(made).detach()

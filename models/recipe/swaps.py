@@ -77,6 +77,8 @@ class Swaps:
         made = list(ids)
         for at, word in enumerate(words):
             other = shared.get(word) or (inside if at in passages else outside).get(word)
+            if at >= end:  # what is said is what a passage has now; a denial stays one
+                other = shared.get(word) if answers else None
             if word is not None and other is not None and at > begin:
                 made[at] = other if ids[at] == word else self.spaced[other]
         return made

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from models.recipe import minilm
 from models.recipe.tokenizer import CITES, FIRST_CITE, SPECIAL, SYSTEM, TOOLS, USER
+from models.recipe.vocabulary import spelled
 
 CLS, SEP, UNKNOWN = 101, 102, 100
 TYPICAL = slice(1, 200)  # of the places' rows, those of which the mean is a word's without place
@@ -55,6 +56,21 @@ class Teacher:
         places = self.places[TYPICAL].mean(0) if places is None else places
         out: Tensor = e.LayerNorm(rows + places + e.token_type_embeddings.weight[0])
         return out
+
+    def rows_of(self, tokenizer: Tokenizer) -> Tensor:
+        """(vocab, minilm.WIDTH) the mean of MiniLM's rows for the text of each of our tokens."""
+        known, table = self.wordpiece.get_vocab(), self.net.embeddings.word_embeddings.weight
+        made = []
+        for token, name in enumerate(spelled(tokenizer)):
+            word, mark = name.decode(errors="replace"), marker(token)
+            ids = self.wordpiece.encode(word, add_special_tokens=False).ids
+            blank = known["." if "\n" in word else ","]  # which MiniLM does not read at all
+            ids = [i for i in ids if i != UNKNOWN] or [blank if mark is None else mark]
+            within = "##" + word  # as letters are mostly
+            if mark is None and word.isalpha() and word.islower() and within in known:
+                ids = [known[within]]
+            made.append(table[ids].mean(0))
+        return torch.stack(made).detach()
 
     def scores(self, number: int, x: Tensor) -> Tensor:
         """(rows, heads, tokens, tokens)"""

@@ -74,7 +74,7 @@ def counts() -> Counter[str]:
         weight = 60_000 // (rank + 100)
         found[word.capitalize()] += weight if word in names else weight // 6
         found[word] += weight // 3 if word in names else weight
-    for name in names:
+    for name in sorted(names):
         found[name.capitalize()] += 1
     for name in (*calendar.month_name[1:], *calendar.day_name):
         found[name] += 1_000

@@ -26,7 +26,7 @@ EVEN = 0.3  # weight of the streams' being as large
 
 def streams(model: Llama, inputs: Tensor) -> list[Tensor]:
     """What the demo model's layers say where MiniLM's do: (rows, tokens, hidden) each."""
-    return list(model.seen(inputs, *range(1, TELLS + 1))[1:])
+    return model.reads(inputs, *range(1, TELLS + 1))
 
 
 def uneven(streams: list[Tensor], there: Tensor) -> Tensor:
@@ -69,15 +69,3 @@ def _like(mine: Tensor, told: Tensor) -> Tensor:
     return F.cosine_similarity(
         (mine - mine.mean(0)) / spread, (told - told.mean(0)) / spread, dim=-1
     )
-
-
-def read(last: Tensor, some: list[list[Pair]], reader: Reader) -> tuple[Tensor, Pairs]:
-    """The reader's scores over the demo model's second readings. `last`: (rows, tokens, hidden)
-    behind the last layer that is told.
-    """
-    made = Pairs.of(some)
-    states = last.new_zeros(*made.ids.shape, WIDTH, dtype=torch.float32)
-    flat = [(row, pair) for row, pairs in enumerate(some) for pair in pairs]
-    for i, (row, one) in enumerate(flat):
-        states[i, one.mark : len(one.ids)] = unit(last[row, one.second, :WIDTH].float())
-    return reader.found(states, made), made

@@ -22,6 +22,7 @@ from models.recipe.lessons import Lesson, Source
 POOL = 256  # examples that are drawn at once
 SAVE_EVERY = 4  # pools
 MEANS = 6  # examples from which a pool's means are
+CLIP = 250.0  # the norm of a step's gradients; few reach it
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,12 @@ class Training:
         self, lesson: Lesson, plan: Plan, source: Source, threads: int, half: bool
     ) -> None:
         self.lesson, self.plan, self.source = lesson, plan, source
+        moved = lesson.groups()
+        lesson.requires_grad_(False).zero_grad()  # what another lesson left, too
+        for parameter in (p for group in moved for p in group):
+            parameter.requires_grad_(True)
         self.half, self.crew, self.centred = half, Crew(lesson, threads, half), Centred(lesson)
-        groups = [{"params": group} for group in lesson.groups()]
+        groups = [{"params": group} for group in moved]
         self.optimizer = torch.optim.AdamW(groups, plan.rate, betas=(0.9, 0.98), weight_decay=0.0)
         self.done = Progress()
 
@@ -99,15 +104,16 @@ class Training:
         done, plan, tally = self.done, self.plan, Tally()
         share = done.pool / plan.pools
         rows = self._drawn(plan.progress[0] + share * (plan.progress[1] - plan.progress[0]))
-        parts = list(self.lesson.parts(rows[:MEANS]))
-        self.centred.measure(lambda: [self.lesson.lose(part, self.half) for part in parts])
-        for first in range(0, len(rows), plan.rows):
-            step = rows[first : first + plan.rows]
+        means = rows[:MEANS]  # one by one: nothing is padded
+        self.centred.measure(lambda: [self.lesson.lose([one], self.half) for one in means])
+        steps = max(1, len(rows) // plan.rows)
+        for step in (rows[first::steps] for first in range(steps)):
             for group, rate in zip(
                 self.optimizer.param_groups, plan.rates(done.step, share), strict=True
             ):
                 group["lr"] = rate
             self.crew.learn(step, tally)
+            torch.nn.utils.clip_grad_norm_(self.lesson.parameters(), CLIP)
             with self.centred.stepping():
                 self.optimizer.step()
             self.optimizer.zero_grad()

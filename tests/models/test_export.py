@@ -8,9 +8,7 @@ from tokenizers import Tokenizer, models
 from models.recipe import export
 from models.recipe.model import Llama, Shape
 
-SHAPE = Shape(
-    300, hidden=64, inner=96, layers=2, heads=2, head_dim=32, theta=1e4, context=64, biased=True
-)
+SHAPE = Shape(300, hidden=64, inner=96, layers=2, heads=2, head_dim=32, theta=1e4, context=64)
 
 
 def test_a_large_column_is_taken_down_and_nothing_else_changes(tmp_path: Path) -> None:

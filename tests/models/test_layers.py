@@ -23,15 +23,8 @@ from models.recipe.teacher import CLS, SEP, Teacher, read, unit
 from models.recipe.tokenizer import ASSISTANT, DOCUMENTS, END, USER
 from models.recipe.vocabulary import spelled
 
-SHAPE = Shape(
-    bpe.VOCABULARY, hidden=448, inner=704, layers=7, heads=14, head_dim=32, theta=1e9, biased=True
-)
+SHAPE = Shape(bpe.VOCABULARY, hidden=448, inner=704, layers=7, heads=14, head_dim=32, theta=1e9)
 AT = Layout.of(SHAPE)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return bpe.train()
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +136,7 @@ def test_first_weights_are_like_minilm(
     texts = Texts(teacher, spelled(tokenizer), rows[:8])
     said = teacher.layers(texts.theirs)
     with torch.no_grad():
-        seen = model.seen(texts.ours, *range(1, 7))[1:]
+        seen = model.reads(texts.ours, *range(1, 7))
     for mine, theirs in zip(seen, said, strict=True):
         mine, like = unit(mine[..., : minilm.WIDTH])[texts.at], theirs.out[texts.there]
         mine, like = mine - mine.mean(0), like - like.mean(0)
@@ -153,7 +146,7 @@ def test_first_weights_are_like_minilm(
 def test_a_fresh_model_knows_the_token_before(model: Llama, rows: list[list[int]]) -> None:
     ids = torch.tensor([rows[0][:60]])
     with torch.no_grad():
-        before = model.seen(ids, 1)[1][0, 1:, AT.before]
+        before = model.reads(ids, 1)[0][0, 1:, AT.before]
         codes = model.model.embed_tokens(ids)[0, :-1, AT.code]
     assert F.cosine_similarity(before, codes[:, : before.shape[1]], dim=-1).mean() > 0.9
 
@@ -163,12 +156,12 @@ def test_a_fresh_model_knows_the_place(model: Llama, tokenizer: Tokenizer) -> No
     ids = torch.randint(1000, 9000, (8, 60), generator=torch.Generator().manual_seed(0))
     ids[:, 0] = USER
     with torch.no_grad():
-        place = model.seen(ids, 1)[1][:, :, PLACE].mean(0)
+        place = model.reads(ids, 1)[0][:, :, PLACE].mean(0)
     assert (place.diff() < 0).all()
     assert place[30] / place[0] == pytest.approx(0.5, abs=0.1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def drawn(tokenizer: Tokenizer) -> Tensor:
     """(64, 52) three markers, 40 words, the first nine again."""
     texts = spelled(tokenizer)
@@ -179,34 +172,56 @@ def drawn(tokenizer: Tokenizer) -> Tensor:
     return torch.cat((mark, words, words[:, :9]), 1)
 
 
+@pytest.fixture(scope="module")
+def written(prepared: Llama, drawn: Tensor) -> Llama:
+    torch.manual_seed(0)
+    made = copy.deepcopy(prepared)
+    point(made, drawn, 0)
+    return made
+
+
+@pytest.fixture
+def pointed(written: Llama) -> Llama:
+    """One with copying heads, that a test may write to."""
+    torch.manual_seed(0)
+    return copy.deepcopy(written)
+
+
+@pytest.fixture(scope="module")
+def between(prepared: Llama, drawn: Tensor) -> Llama:
+    """One with heads between."""
+    torch.manual_seed(0)
+    made = copy.deepcopy(prepared)
+    own_heads.write(made, [drawn])
+    return made
+
+
 def looked(model: Llama, tokens: Tensor, head: int, layer: int = 6) -> Tensor:
     """(rows) where a head of a layer looks from the last token."""
     rows, width = tokens.shape
     aims = Aims.of([[(width - 1, [0])]] * rows, width)
     with torch.no_grad():
-        return looks(model, layer, model.seen(tokens, layer)[1], aims, head).argmax(1)
+        return looks(model, layer, model.reads(tokens, layer)[0], aims, head).argmax(1)
 
 
 def test_a_fresh_model_looks_where_a_token_stands_and_behind_it(
-    model: Llama, drawn: Tensor
+    pointed: Llama, drawn: Tensor
 ) -> None:
-    point(model, drawn, 0)
-    assert (looked(model, drawn, GOES_ON) == 3 + 9).float().mean() > 0.7
-    stands = looked(model, drawn, STANDS)
+    assert (looked(pointed, drawn, GOES_ON) == 3 + 9).float().mean() > 0.7
+    stands = looked(pointed, drawn, STANDS)
     assert ((stands == 3 + 8) | (stands == drawn.shape[1] - 1)).float().mean() > 0.7
 
 
-def test_a_fresh_model_tells_pairs_of_tokens_apart(model: Llama, drawn: Tensor) -> None:
+def test_a_fresh_model_tells_pairs_of_tokens_apart(pointed: Llama, drawn: Tensor) -> None:
     """What the last token is stands twice before, once behind the same token as here."""
-    point(model, drawn, 0)
     twice = drawn.clone()
     twice[:, 30] = twice[:, 11]
-    looks_at = looked(model, twice, REPEATS)
+    looks_at = looked(pointed, twice, REPEATS)
     assert (looks_at == 12).float().mean() > 0.9
     assert not (looks_at == 31).any()
     alone = drawn[:, :43].clone()
     alone[:, 42] = alone[:, 20]
-    assert (looked(model, alone, REPEATS) == 1).float().mean() > 0.9, "it rests on the marker"
+    assert (looked(pointed, alone, REPEATS) == 1).float().mean() > 0.9, "it rests on the marker"
 
 
 def test_a_pair_is_found_however_loud_its_place_is(model: Llama, drawn: Tensor) -> None:
@@ -218,34 +233,32 @@ def test_a_pair_is_found_however_loud_its_place_is(model: Llama, drawn: Tensor) 
     rows = louder.model.embed_tokens.weight.data
     rows[twice[:, 12].unique(), : AT.meaning.stop] *= 9  # of a larger stream codes are less
     with torch.no_grad():
-        sizes = louder.seen(twice, 6)[1].square().mean(-1).sqrt()
+        sizes = louder.reads(twice, 6)[0].square().mean(-1).sqrt()
     assert (sizes[:, 12] / sizes[:, 31]).mean() > 1.25
     point(louder, twice, 0)
     assert (looked(louder, twice, REPEATS) == 12).float().mean() > 0.9
 
 
-def test_a_fresh_model_begins_behind_the_same_name(model: Llama, drawn: Tensor) -> None:
+def test_a_fresh_model_begins_behind_the_same_name(pointed: Llama, drawn: Tensor) -> None:
     """What stands two before here stands one or two before there; that it does so here, too, is to
     be learned.
     """
-    point(model, drawn, 0)
     width = drawn.shape[1]
     aims = Aims.of([[(width - 1, [0])]] * len(drawn), width)
     with torch.no_grad():
-        scores = looks(model, 6, model.seen(drawn, 6)[1], aims, BEGINS)
+        scores = looks(pointed, 6, pointed.reads(drawn, 6)[0], aims, BEGINS)
     begins = scores[:, : width - 2].argmax(1)
     assert ((begins == 3 + 7) | (begins == 3 + 8)).float().mean() > 0.7
 
 
 @pytest.mark.parametrize("layer", own_heads.BETWEEN)
 def test_heads_between_look_at_what_was_asked_and_behind_the_same(
-    model: Llama, drawn: Tensor, layer: int
+    between: Llama, drawn: Tensor, layer: int
 ) -> None:
-    own_heads.write(model, [drawn])
-    assert (looked(model, drawn, own_heads.ASKED, layer) == 1).all()
+    assert (looked(between, drawn, own_heads.ASKED, layer) == 1).all()
     again = torch.cat((drawn[:, :40], drawn), 1)
-    assert (looked(model, again, own_heads.ASKED, layer) == 41).all(), "the nearest"
-    behind = looked(model, drawn, own_heads.FOLLOWED, layer)
+    assert (looked(between, again, own_heads.ASKED, layer) == 41).all(), "the nearest"
+    behind = looked(between, drawn, own_heads.FOLLOWED, layer)
     assert (behind == 3 + 9).float().mean() > 0.7
 
 
@@ -256,7 +269,7 @@ def test_heads_between_say_nothing_at_first_and_can_learn_to(model: Llama, drawn
             cast(Layer, model.model.layers[number]).self_attn.o_proj.weight[:, :64] += 0.1
     own_heads.write(model, [drawn])
     torch.testing.assert_close(model.hidden(drawn), said)
-    model.seen(drawn, 6)[1].square().sum().backward()
+    model.reads(drawn, 6)[0].square().sum().backward()
     for number in own_heads.BETWEEN:
         attention = cast(Layer, model.model.layers[number]).self_attn
         for head in (own_heads.ASKED, own_heads.FOLLOWED):
@@ -265,34 +278,32 @@ def test_heads_between_say_nothing_at_first_and_can_learn_to(model: Llama, drawn
             assert moved[: AT.meaning.stop, attention.rows(head)].abs().amax(0).all()
 
 
-def test_what_tells_is_looked_for_as_where_answers_begin(model: Llama, drawn: Tensor) -> None:
+def test_what_tells_is_looked_for_as_where_answers_begin(pointed: Llama, drawn: Tensor) -> None:
     """It says nothing at first, and can learn to."""
-    point(model, drawn, 0)
-    attention = cast(Layer, model.model.layers[6]).self_attn
+    attention = cast(Layer, pointed.model.layers[6]).self_attn
     with torch.no_grad():  # as a training before leaves it
         attention.o_proj.weight[:, attention.rows(own_heads.TELLS)] = 0.1
-    own_heads.look_at_what_tells(model, [drawn])
-    begins = looked(model, drawn, BEGINS)
+    own_heads.look_at_what_tells(pointed, [drawn])
+    begins = looked(pointed, drawn, BEGINS)
     assert begins.unique().numel() > 1
-    assert (looked(model, drawn, own_heads.TELLS) == begins).all()
+    assert (looked(pointed, drawn, own_heads.TELLS) == begins).all()
     moved = attention.o_proj.weight
     assert not moved[:, attention.rows(own_heads.TELLS)].any()
-    model.hidden(drawn).square().sum().backward()
+    pointed.hidden(drawn).square().sum().backward()
     assert moved.grad is not None
     assert moved.grad[:, attention.rows(own_heads.TELLS)].abs().amax(0).all()
 
 
 def test_an_assistant_marker_is_the_same_whatever_stands_before(
-    model: Llama, drawn: Tensor
+    pointed: Llama, drawn: Tensor
 ) -> None:
     """Heads rest there: what it has beside would be louder than a match."""
-    point(model, drawn, 0)
     asked = torch.cat((drawn, torch.tensor([[END, ASSISTANT]]).expand(64, 2)), 1)
     with torch.no_grad():
-        read = model.seen(asked, 6)[1]
-        key = cast(Layer, model.model.layers[6]).self_attn.k_proj
-        normed = cast(Layer, model.model.layers[6]).input_layernorm(read)
-    rows = cast(Layer, model.model.layers[6]).self_attn.rows(REPEATS)
+        read = pointed.reads(asked, 6)[0]
+        key = cast(Layer, pointed.model.layers[6]).self_attn.k_proj
+        normed = cast(Layer, pointed.model.layers[6]).input_layernorm(read)
+    rows = cast(Layer, pointed.model.layers[6]).self_attn.rows(REPEATS)
     slow = slice(rows.start + FAST + 1, rows.start + SHAPE.head_dim // 2 - 1)
     keys = F.linear(normed, key.weight[slow], key.bias[slow])
     assert keys[:, -1].norm(dim=1).max() < 0.15 * keys[:, 10:40].norm(dim=2).mean()
@@ -312,21 +323,20 @@ def test_a_fresh_model_begins_where_the_reader_does(model: Llama, drawn: Tensor)
     assert right.float().mean() > 0.7
 
 
-def test_what_codes_are_made_of_is_not_moved(model: Llama, drawn: Tensor) -> None:
+def test_what_codes_are_made_of_is_not_moved(pointed: Llama, drawn: Tensor) -> None:
     """Whatever gradients say: a lesson that is blind for them wears them out."""
-    point(model, drawn, 0)
     moved = Llama(SHAPE)
-    moved.load_state_dict(model.state_dict())
+    moved.load_state_dict(pointed.state_dict())
     optimizer = torch.optim.AdamW(moved.parameters(), 1e-3, weight_decay=0.0)
 
     def codes() -> Tensor:
         """Of each token and of the one before it, as the last layer reads them."""
         with torch.no_grad():
-            return moved.seen(drawn, 6)[1][..., AT.code.start :]
+            return moved.reads(drawn, 6)[0][..., AT.code.start :]
 
     before, row_before = codes(), moved.model.embed_tokens.weight[drawn[0, 3]].detach().clone()
     for _ in range(3):
-        moved.seen(drawn, 6)[1][..., : minilm.WIDTH].square().sum().backward()
+        moved.reads(drawn, 6)[0][..., : minilm.WIDTH].square().sum().backward()
         copying.keep_codes(moved)
         optimizer.step()
         optimizer.zero_grad()

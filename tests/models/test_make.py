@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from models.recipe import begin, make, swaps, train
-from models.recipe.model import Llama
 from models.recipe.swaps import Swaps
 from models.recipe.train import Plan
 
@@ -31,27 +30,30 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_goes_on_where_it_was(
     little: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is cut off in the middle of the answers."""
+    """Cut off before a stage and in the midst of one, it ends as one that never was."""
     learn, learned = train.Training.learn, list[str]()
-    cut_off = True
+    cuts = [["Saying"], ["Answers"] * 2]  # what is learned since the last cut ends so
 
     def counted(training: train.Training) -> train.Tally:
         learned.append(type(training.lesson).__name__)
-        if cut_off and learned.count("Answers") == 2:
+        if cuts and learned[-len(cuts[0]) :] == cuts[0]:
+            learned.clear()
+            del cuts[0]
             raise KeyboardInterrupt
         return learn(training)
 
     monkeypatch.setattr(train.Training, "learn", counted)
     monkeypatch.setattr(train, "SAVE_EVERY", 1)
-    with pytest.raises(KeyboardInterrupt):
-        make.Run(tmp_path, 0, 1, FEW).models()
-    cut_off = False
-    assert learned == ["Reading", "Told", "Saying", "Answers", "Answers"]
-    made = make.Run(tmp_path, 0, 1, FEW).models()
-    assert learned[5:] == ["Answers", "Draft"]
-    again = make.Run(tmp_path, 0, 1, FEW).models()
-    assert len(learned) == 7
-    for name, model in made.items():
-        assert isinstance(model, Llama)
-        for a, b in zip(model.parameters(), again[name].parameters(), strict=True):
+    for folder in ("cut", "through"):
+        (tmp_path / folder).mkdir()
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            make.Run(tmp_path / "cut", 0, 1, FEW).models()
+    made = make.Run(tmp_path / "cut", 0, 1, FEW).models()
+    assert learned == ["Answers", "Draft"]
+    learned.clear()
+    through = make.Run(tmp_path / "through", 0, 1, FEW).models()
+    assert learned == ["Reading", "Told", "Saying", "Answers", "Answers", "Draft"]
+    for name, model in through.items():
+        for a, b in zip(model.parameters(), made[name].parameters(), strict=True):
             assert torch.equal(a, b)

@@ -1,4 +1,4 @@
-"""The reader, what it tells the demo model, and the figures of what is found."""
+"""The reader, and what it tells the demo model."""
 
 import random
 from typing import cast
@@ -13,17 +13,10 @@ from models.recipe.batches import Row, row
 from models.recipe.lessons import Reading, Told
 from models.recipe.minilm import WIDTH
 from models.recipe.model import Llama, Shape
-from models.recipe.reader import Found, Pairs, Reader, micro, missed, pairs, readable
+from models.recipe.reader import Pairs, Reader, missed, pairs, readable
 from models.recipe.tokenizer import DOCUMENTS, USER
 
-SHAPE = Shape(
-    bpe.VOCABULARY, hidden=448, inner=32, layers=7, heads=14, head_dim=32, theta=1e9, biased=True
-)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return bpe.train()
+SHAPE = Shape(bpe.VOCABULARY, hidden=448, inner=32, layers=7, heads=14, head_dim=32, theta=1e9)
 
 
 @pytest.fixture(scope="module")
@@ -63,22 +56,6 @@ def test_passages_of_a_question_are_compared_and_those_of_others_are_not(
         assert missed(scores, some)[n] == pytest.approx(float(wanted), rel=1e-4)
 
 
-def test_what_is_found_is_counted(rows: list[Row]) -> None:
-    """By scores that are the truth, and by some that always deny."""
-    for denies in (False, True):
-        found = Found()
-        for some in micro([pairs(one) for one in rows], 2000):
-            scores = torch.zeros_like(some.open, dtype=torch.float)
-            scores = scores.masked_fill(some.aims, 50.0).masked_fill(~some.open, -1e9)
-            for i, one in enumerate(some.some):
-                scores[i, :, one.mark] += 100.0 * denies
-            found.add(scores, some)
-        told = sum(bool(one.guide.tells) for one in rows)
-        assert (found.told, found.untold) == (told, len(rows) - told)
-        assert (found.first, found.both, found.sentence) == (told, told, told)
-        assert (found.denied, found.silent) == (told * denies, found.untold)
-
-
 def test_padding_changes_nothing(reader: Reader, rows: list[Row]) -> None:
     some = [pairs(one) for one in rows[:3]]
     with torch.no_grad():
@@ -93,7 +70,6 @@ def test_padding_changes_nothing(reader: Reader, rows: list[Row]) -> None:
 def test_the_demo_model_that_says_what_the_reader_says_is_told_nothing_more(
     reader: Reader, rows: list[Row]
 ) -> None:
-    """And reads as it does."""
     part = rows[:3]
     shown = [pairs(one) for one in part]
     some = Pairs.of(shown)
@@ -111,10 +87,6 @@ def test_the_demo_model_that_says_what_the_reader_says_is_told_nothing_more(
         assert told.unlike(streams, shown, reader).max() < 0.1
         streams[2][..., :WIDTH] = streams[2][..., :WIDTH].roll(1, 2)
         assert told.unlike(streams, shown, reader).argmax() == 2
-        scores, same = told.read(streams[-1], shown, reader)
-        wanted = reader(some)
-    assert torch.equal(same.ids, some.ids)
-    torch.testing.assert_close(scores[some.open], wanted[some.open], rtol=1e-3, atol=1e-3)
 
 
 def test_streams_of_any_size_are_even_if_tokens_are_alike() -> None:
@@ -138,7 +110,7 @@ def test_the_reader_learns_and_the_demo_model_follows(
         for parameter in parameters:
             parameter.requires_grad_(True)
         optimizer = torch.optim.AdamW(parameters, rate, weight_decay=0.0)
-        part = rows[:3]
+        part = sorted(rows, key=lambda one: len(one.ids))[:3]
         lost = []
         for _ in range(6):
             loss, _ = lesson.lose(part, False)

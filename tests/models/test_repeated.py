@@ -6,18 +6,12 @@ from typing import Any
 import pytest
 from tokenizers import Encoding, Tokenizer
 
-from models.recipe import tokenizer as bpe
 from models.recipe.batches import answer_start
 from models.recipe.conversation import Conversation, assistant, user
 from models.recipe.guides import MOST, Guide, guide, readings
 from models.recipe.repeated import repeated
 from models.recipe.template import render
 from models.recipe.tokenizer import ASSISTANT, USER
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return bpe.train()
 
 
 def guided(tokenizer: Tokenizer, made: Conversation) -> tuple[Encoding, Guide]:

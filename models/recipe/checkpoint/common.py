@@ -62,7 +62,7 @@ def reader() -> Reader:
     return found
 
 
-def source(seed: int) -> Source:
+def source(seed: str) -> Source:
     return Source(tokenizer, Swaps.of(tokenizer), seed, SHAPES["demo"].context)
 
 

@@ -37,7 +37,7 @@ rest = sum(share for skill, share in corpus.LATER.items() if skill != "passages"
 corpus.LATER["passages"] = rest * o.share / (1 - o.share)
 torch.manual_seed(o.first)
 model = llama(o.start, "draft" if o.lesson == "draft" else "demo")
-moves, drawn, half = movable(tokenizer), source(3), train.halves()
+moves, drawn, half = movable(tokenizer), source("3"), train.halves()
 lesson: lessons.Answers = {
     "saying": lambda: lessons.Saying(model, moves),
     "answers": lambda: lessons.Answers(model, moves),

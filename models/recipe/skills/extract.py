@@ -48,7 +48,9 @@ def extract(world: World, count: int, records: bool) -> Conversation:
         return _told(world, kind, labels, records, taken)
 
     some = [told() for _ in range(count)]
-    one = rng.choice([one for one in some if one.facts] or [told()])
+    while not any(one.facts for one in some):
+        some = [told() for _ in range(count)]
+    one = rng.choice([one for one in some if one.facts])
     head: list[Message] = [system("Answer in JSON.")] if rng.random() < 0.2 else []
     if count == 1 and rng.random() < 0.6:
         request, answer = _request(world, one, HERE)
