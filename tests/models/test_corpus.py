@@ -9,10 +9,12 @@ import pytest
 
 from models.recipe import corpus, names
 from models.recipe.bank import render as bank_render
+from models.recipe.bank.store import Side, side
 from models.recipe.bank.values import Value, draw
 from models.recipe.conversation import Conversation
 from models.recipe.evaluate import SKILLS, cases
 from models.recipe.lookup import of_documents, of_relations
+from models.recipe.skills import extract, smalltalk
 from models.recipe.skills.passages import NOT_TOLD
 from models.recipe.template import render
 
@@ -85,8 +87,14 @@ def test_tests_draw_from_their_own_side_alone(monkeypatch: pytest.MonkeyPatch) -
         sides.add(held_out)
         return draw(rng, kind, held_out)
 
+    def bank(held_out: bool) -> Side:
+        sides.add(held_out)
+        return side(held_out)
+
     monkeypatch.setattr(bank_render, "draw", spy)
     monkeypatch.setattr(names, "draw", spy)
+    for module in (of_documents, of_relations, extract, smalltalk):
+        monkeypatch.setattr(module, "side", bank)
     for skill in SKILLS:
         cases(skill, 20)
     assert sides == {True}

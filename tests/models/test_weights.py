@@ -46,7 +46,9 @@ def test_sizes() -> None:
 def test_logits_equal_those_of_transformers(folder: Path) -> None:
     ours, _ = loaded(folder)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    ids = torch.randint(0, ours.shape.vocab, (2, 2 * QUERIES + 5), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        0, ours.shape.vocab, (2, 2 * QUERIES + 5), generator=torch.Generator().manual_seed(0)
+    )
     with torch.no_grad():
         torch.testing.assert_close(ours(ids), theirs(ids).logits, rtol=1e-3, atol=1e-3)
 
