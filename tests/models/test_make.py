@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from models.recipe import begin, make, swaps, train
+from models.recipe import tokenizer as bpe
 from models.recipe.swaps import Swaps
 from models.recipe.train import Plan
 
@@ -25,10 +27,11 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(swaps.Swaps, "of", lambda _: Swaps({}, {}, {}, set(), set()))
+    monkeypatch.setattr(begin, "meanings", lambda words, size: torch.randn(bpe.VOCABULARY, size))
 
 
 def test_a_run_goes_on_where_it_was(
-    little: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    little: None, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut off before a stage and in the midst of one, it ends as one that never was."""
     learn, learned = train.Training.learn, list[str]()
@@ -46,6 +49,7 @@ def test_a_run_goes_on_where_it_was(
     monkeypatch.setattr(train, "SAVE_EVERY", 1)
     for folder in ("cut", "through"):
         (tmp_path / folder).mkdir()
+        tokenizer.save(str(tmp_path / folder / "tokenizer.json"))
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             make.Run(tmp_path / "cut", 0, 1, FEW).models()

@@ -4,6 +4,7 @@
 
 import argparse
 import random
+import statistics
 import time
 from functools import partial
 from pathlib import Path
@@ -49,10 +50,12 @@ crew, centred, tally = Crew(lesson, 2, half), Centred(lesson), Tally()
 began = saved = time.time()
 number, step, tokens = o.first, 0, 0
 pool: list[Row] = []
+norms: list[float] = []
 
 
-def save() -> None:
-    torch.save({"model": model.state_dict(), "number": number}, o.out)
+def save(name: str = "") -> None:
+    path = o.out.with_stem(f"{o.out.stem}{name}")
+    torch.save({"model": model.state_dict(), "number": number}, path)
 
 
 def measured(some: list[Row]) -> None:
@@ -76,17 +79,22 @@ while (share := (time.time() - began) / (o.minutes * 60)) < 1:
     for group, rate in zip(optimizer.param_groups, (o.old, o.new), strict=True):
         group["lr"] = rate * factor
     crew.learn(rows, tally)
-    if o.clip:
-        torch.nn.utils.clip_grad_norm_([p for g in groups for p in g if p.grad is not None], o.clip)
-    with centred.stepping():
-        optimizer.step()
+    moved = [p for g in groups for p in g if p.grad is not None]
+    norms.append(float(torch.nn.utils.clip_grad_norm_(moved, o.clip)))
+    usual = statistics.median(norms[-100:])
+    if norms[-1] < 3 * usual:
+        with centred.stepping():
+            optimizer.step()
+    else:
+        say(f"step {step} left out: norm {norms[-1]:.0f}, usual {usual:.0f}")
     optimizer.zero_grad()
     step, tokens = step + 1, tokens + sum(len(one.ids) for one in rows)
     if step % 20 == 0:
         speed = tokens / (time.time() - began)
-        say(f"step {step} {tokens / 1e6:.2f}M {speed:.0f}/s {factor:.2f} | {tally}")
+        done = f"step {step} {tokens / 1e6:.2f}M {speed:.0f}/s {factor:.2f} norm {usual:.1f}"
+        say(f"{done} | {tally}")
         tally = Tally()
-    if time.time() - saved > 600:
-        save()
+    if time.time() - saved > 300:
+        save(f"-{round((time.time() - began) / 60)}")
         saved = time.time()
 save()
