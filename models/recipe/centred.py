@@ -4,7 +4,9 @@
 tokens share is, late in the model, nine tenths of what layers read; a step of Adam on `W` moves
 each of hundreds of weights as far, and all that such weights add up to moves at all tokens at once.
 Without this a training at 3e-4 diverged after 80 steps; with it, and what the last layer reads
-centred, one at 4e-4 did not.
+centred, one at 4e-4 did not. Wrong means harm as well: those of six examples, padded together, were
+wrong by two thirds in the median of layers, and a training at 2e-4 lost all that it knew in forty
+steps.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,6 +14,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+
+NEW = 0.3  # weight of a measure beside those before: examples differ, by half in a dozen
 
 
 class Centred:
@@ -27,7 +31,7 @@ class Centred:
 
     @torch.no_grad()
     def measure(self, run: Callable[[], object]) -> None:
-        """Takes the means of what the layers read while `run` runs."""
+        """Takes the means of what layers read while `run` runs, and of what they read before."""
         sums: dict[nn.Linear, tuple[Tensor, int]] = {}
 
         def read(layer: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
@@ -41,7 +45,9 @@ class Centred:
         finally:
             for hook in hooks:
                 hook.remove()
-        self.means = {layer: total / count for layer, (total, count) in sums.items()}
+        for layer, (total, count) in sums.items():
+            mean, before = total / count, self.means.get(layer)
+            self.means[layer] = mean if before is None else before.lerp(mean, NEW)
 
     @contextmanager
     @torch.no_grad()

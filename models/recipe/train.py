@@ -21,7 +21,7 @@ from models.recipe.lessons import Lesson, Source
 
 POOL = 256  # examples that are drawn at once
 SAVE_EVERY = 4  # pools
-MEANS = 6  # examples from which a pool's means are
+MEANS = 12  # examples from which a pool's means are
 CLIP = 250.0  # the norm of a step's gradients; few reach it
 
 
@@ -86,6 +86,8 @@ class Training:
         self.lesson.load_state_dict(saved["lesson"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.done = Progress(**saved["done"])
+        means = zip(self.centred.layers, saved["means"], strict=True)
+        self.centred.means = {layer: mean for layer, mean in means if mean is not None}
 
     def save(self, path: Path) -> None:
         """Writes a file that is whole or not there."""
@@ -94,6 +96,7 @@ class Training:
             "lesson": self.lesson.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "done": asdict(self.done),
+            "means": [self.centred.means.get(layer) for layer in self.centred.layers],
         }
         partial = path.with_suffix(".tmp")
         torch.save(state, partial)

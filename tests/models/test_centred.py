@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from models.recipe.centred import Centred
+from models.recipe.centred import NEW, Centred
 
 
 def stepped(rate: float, *, mean: float) -> tuple[nn.Linear, nn.Linear, torch.Tensor]:
@@ -34,6 +34,15 @@ def test_what_tells_tokens_apart_is_learned_whatever_they_share() -> None:
         about = inputs - inputs.mean(0)
         changes.append(about @ (after.weight - before.weight).T)
     assert changes[1].square().mean() > 0.5 * changes[0].square().mean()
+
+
+def test_means_follow_what_is_read_slowly() -> None:
+    """One measure is of few examples."""
+    layer = nn.Linear(4, 4)
+    centred = Centred(nn.Sequential(layer))
+    for inputs in (torch.ones(1, 9, 4), torch.zeros(1, 2, 4)):
+        centred.measure(lambda inputs=inputs: layer(inputs))  # type: ignore[misc]
+    torch.testing.assert_close(centred.means[layer], torch.full((4,), 1 - NEW))
 
 
 def test_layers_that_are_not_moved_are_not_looked_at() -> None:
