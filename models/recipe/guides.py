@@ -13,12 +13,11 @@ readings of the passages:
 Answers of other kinds, as calls of tools, repeat names and values, too: there the heads are told
 where these begin, and go on; from an answer's start, the user's marker if it begins with none.
 
-A head of its own looks from each answer's start at what tells it: the sentence, or the line of the
-tool that is called; at the markers if nothing does.
+A head of its own looks from each answer's start at what tells it, and from places in JSON at what
+tells how it goes on (`sources.py`); at the markers if nothing does.
 """
 
 import random
-import re
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -31,14 +30,11 @@ from torch import Tensor
 
 from models.recipe.conversation import Conversation
 from models.recipe.model import Layer, Llama
-from models.recipe.repeated import Repeated, repeated
+from models.recipe.repeated import Aim, repeated
+from models.recipe.sources import asked, of_answers, of_values
 from models.recipe.tokenizer import ASSISTANT, CITES, DOCUMENTS, END, FIRST_CITE, USER
 
-SENTENCE = re.compile(r"[.!?](?=\s)|\n|<\|\w+\|>")  # between sentences, and messages
-LINE = re.compile(r"\n|<\|\w+\|>")
-CALL = re.compile(r'<tool_call>{"name": "([^"]+)"')
 MOST = 24  # aims of a head in an answer that is not of passages; of more, some
-Aim = tuple[int, list[int]]  # from a position, to any of these
 
 
 @dataclass(frozen=True)
@@ -123,7 +119,8 @@ def _of_what_is_repeated(text: str, encoded: Encoding) -> Guide:
     answers = [range(at + 1, ids.index(END, at)) for at in marks if not shown or at > shown[-1]]
     found, free, second = Guide(), {one.start for one in answers}, set(shown)
     stretches = repeated(text, encoded, answers)
-    found.sources = _sources(text, encoded, answers, stretches)
+    found.sources = of_answers(text, encoded, answers, stretches)
+    values = of_values(text, encoded, answers, stretches, second)
     for stretch in stretches:
         places = [place for place in stretch.places if place in second] or stretch.places
         aims = [(stretch.first - 1 + i, [at + i for at in places]) for i in range(stretch.size)]
@@ -132,49 +129,12 @@ def _of_what_is_repeated(text: str, encoded: Encoding) -> Guide:
         found.copies += [(at + 1, there) for at, there in aims]
         free.discard(stretch.first)
     for start in free:
-        found.begins.append((start - 1, [_asked(ids, start)]))
+        found.begins.append((start - 1, [asked(ids, start)]))
     found.pairs = _paired(ids, [text[a:b].strip(" ") for a, b in encoded.offsets], answers)
     some = random.Random(len(ids))
-    for aims in (found.begins, found.follows, found.copies, found.pairs):
+    for aims in (found.begins, found.follows, found.copies, found.pairs, values):
         aims[:] = some.sample(aims, min(MOST, len(aims)))
-    return found
-
-
-def _asked(ids: list[int], start: int) -> int:
-    """The user's marker before an answer."""
-    return start - 2 - ids[start - 2 :: -1].index(USER)
-
-
-def _sources(
-    text: str, encoded: Encoding, answers: list[range], stretches: list[Repeated]
-) -> list[Aim]:
-    """What tells each answer: the line of the tool that it calls, or the sentence with the last of
-    what it repeats; of an earlier answer, what told that.
-    """
-    ids, offsets, found = encoded.ids, encoded.offsets, list[Aim]()
-
-    def around(start: int, end: int, cuts: re.Pattern[str]) -> set[int]:
-        """The tokens between two cuts."""
-        left = max((cut.end() for cut in cuts.finditer(text, 0, start)), default=0)
-        cut = cuts.search(text, end - 1)  # it may end with the full stop
-        right = cut.start() + (cut[0] in ".!?") if cut else len(text)
-        return {at for at, (a, b) in enumerate(offsets) if left < b and a < right}
-
-    for answer in answers:
-        aim = set[int]()
-        last = next((one for one in reversed(stretches) if one.first in answer), None)
-        if call := CALL.match(text, offsets[answer.start][0]):
-            if named := re.search(rf"(?<=[\s>]){re.escape(call[1])}(?=\()", text):
-                aim = around(*named.span(), LINE)
-        elif last:
-            for place in last.places:
-                earlier = [told for told, one in zip(found, answers, strict=False) if place in one]
-                for _, told in earlier:
-                    aim |= {at for at in told if ids[at] != USER}
-                if not earlier:
-                    end = offsets[place + last.size - 1][1]
-                    aim |= around(offsets[place][0] + 1, end, SENTENCE)
-        found.append((answer.start - 1, sorted(aim) or [_asked(ids, answer.start)]))
+    found.sources += values
     return found
 
 

@@ -9,6 +9,9 @@ from tokenizers import Encoding
 CONTENT = re.compile(r"\d|[^\W\d_]{4}")  # what tells more than a small word
 
 
+Aim = tuple[int, list[int]]  # from a position, to any of these
+
+
 @dataclass(frozen=True)
 class Repeated:
     """A stretch of an answer."""

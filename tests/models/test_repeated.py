@@ -81,7 +81,7 @@ def test_a_call_is_told_by_the_line_of_its_tool(tokenizer: Tokenizer) -> None:
     messages = [one for pair in zip(asked, said, strict=True) for one in pair]
     tools = [tool("reorder", "Repeat. All of it."), tool("order", "Take it. Then send it.")]
     encoded, found = guided(tokenizer, Conversation("tools", messages, tools=tools))
-    (_, line), (at, marker) = found.sources
+    (_, line), (at, marker) = found.sources[:2]  # then those of arguments
     told = shown(tokenizer, [encoded.ids[place] for place in line])
     assert told == "Take it. Then send it. - order()"
     users = [at for at, token in enumerate(encoded.ids) if token == USER]
@@ -99,6 +99,32 @@ def test_what_the_user_said_is_told_by_that_sentence(tokenizer: Tokenizer) -> No
     told = [shown(tokenizer, [encoded.ids[at] for at in places]) for _, places in found.sources]
     assert told == ["<|user|>", "My dog is Bruno.", "My dog is Bruno.", "<|user|>"]
     assert found.sources[-1][1] == [max(i for i, one in enumerate(encoded.ids) if one == USER)]
+
+
+def test_json_is_told_whether_a_value_is_there_and_whether_a_key_is_left(
+    tokenizer: Tokenizer,
+) -> None:
+    documents = [{"title": "Tea", "text": "Flavour: hay\nMinutes: 12"}]
+    question = user('"taste", "price" and "minutes" of the tea, as JSON.')
+    answer = assistant('{"taste": "hay", "price": null, "minutes": 12}')
+    encoded, found = guided(
+        tokenizer, Conversation("json", [question, answer], documents=documents)
+    )
+    (one,) = readings(encoded.ids)
+    choices = {}
+    for at, places in found.sources[1:]:  # the first is where the answer begins
+        behind, following = (shown(tokenizer, encoded.ids[i - 1 : i + 1]) for i in (at, at + 1))
+        told = {shown(tokenizer, [encoded.ids[place]]) for place in places}
+        choices[behind, following] = told
+        if told == {"hay"}:
+            assert all(one.second <= place < one.stop for place in places)
+    assert len(choices) == 6
+    assert choices['taste":', '": "'] == {"hay"}
+    assert choices['price":', '": null'] == {"<|user|>"}
+    assert choices['"hay', 'hay",'] == {"price"}
+    assert [told for (_, following), told in choices.items() if following[-1] == "}"] == [
+        {"<|user|>"}
+    ]
 
 
 def test_an_answer_that_repeats_nothing_looks_at_the_user_s_marker(tokenizer: Tokenizer) -> None:
