@@ -21,7 +21,7 @@ from models.recipe.lessons import Lesson, Source
 
 POOL = 256  # examples that are drawn at once
 SAVE_EVERY = 4  # pools
-MEANS = 24  # examples from which a pool's means are
+MEANS = 48  # examples from which a pool's means are
 CLIP = 250.0  # the norm of a step's gradients; few reach it
 
 

@@ -44,7 +44,10 @@ lesson: lessons.Answers = {
     "answers": lambda: lessons.Answers(model, moves),
     "draft": lambda: lessons.Draft(model, moves),
 }[o.lesson]()
-groups = [[p for p in group if p.requires_grad] for group in lesson.groups()]
+groups = lesson.groups()
+lesson.requires_grad_(False)
+for parameter in (p for group in groups for p in group):
+    parameter.requires_grad_(True)
 optimizer = torch.optim.AdamW([{"params": g} for g in groups], betas=(0.9, 0.98), weight_decay=0.0)
 crew, centred, tally = Crew(lesson, 2, half), Centred(lesson), Tally()
 began = saved = time.time()
