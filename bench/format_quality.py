@@ -109,14 +109,14 @@ def _conversations(model: Path, count: int) -> Iterator[tuple[str, list[int], in
     """Task, tokens, and where the answer begins."""
     from tokenizers import Tokenizer
 
-    from models.recipe import evaluate
+    from models.recipe import batches, evaluate
     from models.recipe.template import render
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     for skill in evaluate.SKILLS:
         for case in evaluate.cases(skill, count):
             ids = tokenizer.encode(render(case), add_special_tokens=False).ids
-            yield skill, ids, evaluate.answer_start(ids)
+            yield skill, ids, batches.answer_start(ids)
 
 
 def logits_of(runner: "CpuRunner", ids: list[int], first: int) -> Logits:

@@ -7,14 +7,28 @@ Message = dict[str, Any]
 Document = dict[str, str]
 
 
+@dataclass(frozen=True)
+class Span:
+    """documents[document]["text"][start:end] of a conversation, in characters."""
+
+    document: int
+    start: int
+    end: int
+
+
 @dataclass
 class Conversation:
-    """One example; its last message is the assistant's, and is the one that a test grades."""
+    """One example; its last message is the assistant's, and is the one that a test grades.
+
+    `tells` are the stretches of the documents that answer the last question; none, if there are
+    documents, means that they do not tell.
+    """
 
     skill: str
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
     documents: list[Document] = field(default_factory=list)
+    tells: list[Span] = field(default_factory=list)
 
     def prompt(self) -> list[Message]:
         """The messages up to the graded answer."""

@@ -4,50 +4,43 @@ import random
 from collections.abc import Iterator
 
 from models.recipe.conversation import Conversation
-from models.recipe.skills import about, extract, passages, recall, short, story, tools
+from models.recipe.skills import about, extract, passages, recall, short, smalltalk, story, tools
 from models.recipe.world import World
 
-# Shares of examples: at the start of training, from `EASY_UNTIL` of it on, and from `LAST_FROM` on.
+# Shares of examples: at the start of training, and from `MIXED_AT` of it on. Reading comes first:
+# it takes longest, and the rest is learned soon by a model that can compare and copy.
 START = {
-    "copying": 14,
-    "passages": 42,
-    "recall": 14,
-    "json": 8,
-    "tools": 10,
-    "short": 8,
-    "about": 2,
-    "story": 2,
-    "long": 0,
-}
+    "copying": 1, "passages": 92, "recall": 2, "json": 1.5, "tools": 1.5, "short": 1, "about": 0.5,
+    "talk": 0.5, "story": 0,
+}  # fmt: skip
 LATER = {
-    "copying": 2,
-    "passages": 52,
-    "recall": 10,
-    "json": 16,
-    "tools": 12,
-    "short": 12,
-    "about": 3,
-    "story": 2,
-    "long": 1.5,
-}
-# By then looking up is learned, and what is left over goes to what is not.
-LAST = LATER | {"passages": 30, "json": 36, "tools": 16, "short": 14}
-EASY_UNTIL, LAST_FROM = 0.04, 0.55
-# Of the turns with tools, those that ask for one that is not offered.
-DECLINED, LAST_DECLINED = 0.08, 0.18
-# How often a set has 1, 2, ... 7 passages: at the start, and from `WIDE_AT` of the training on.
-NARROW, WIDE = (6, 3, 1, 0.5, 0.3, 0.2, 0), (1, 3, 4, 4, 3, 2, 0.5)
-WIDE_AT = 0.3
-# More often than in tests: another passage about the same thing, and questions without an answer.
-AGAIN, NOT_TOLD = 0.3, 0.26
+    "copying": 1, "passages": 40, "recall": 11, "json": 19, "tools": 16, "short": 10, "about": 3,
+    "talk": 7, "story": 2,
+}  # fmt: skip
+MIXED_AT = 0.3
+# How often a set has 1, 2, … 7 passages: at the start, and from `WIDE_AT` of the training on.
+NARROW, WIDE = (4, 6, 1.5, 0.3, 0, 0, 0), (4, 3, 2.5, 4, 1, 0.4, 0.1)
+WIDE_AT = 0.4
+NOT_TOLD = (0.05, 0.2)  # shares of the questions, at the start and from `WIDE_AT` on
+# Shares of the passages that are composed of relations, at the start and from `TEXTS_AT` on: these
+# teach soon to compare and to copy, but to tell things of one kind apart. In ordinary texts it is
+# words of like meaning that lead to the answer, and only documents teach that.
+RELATIONS = (0.5, 0.25)
+TEXTS_AT = 0.25
+FACTS = (1, 4)  # the most that a composed passage tells
+RECORDS = 0.6  # of the texts that JSON is filled from
+DECLINED = 0.25  # of the turns with tools, those that ask for one that is not offered
+
+
+def _between(ends: tuple[float, float], progress: float, until: float) -> float:
+    """From the first of the ends to the second, which is reached at `until`."""
+    blend = min(1.0, progress / until)
+    return ends[0] * (1 - blend) + ends[1] * blend
 
 
 def shares(progress: float) -> dict[str, float]:
     """The mixture at `progress` (0 to 1) of the training."""
-    if progress >= LAST_FROM:
-        return LAST
-    blend = min(1.0, progress / EASY_UNTIL)
-    return {skill: START[skill] * (1 - blend) + LATER[skill] * blend for skill in START}
+    return {s: _between((START[s], LATER[s]), progress, MIXED_AT) for s in START}
 
 
 def example(rng: random.Random, progress: float) -> Conversation:
@@ -55,70 +48,61 @@ def example(rng: random.Random, progress: float) -> Conversation:
     world = World(rng)
     mixture = shares(progress)
     skill = rng.choices(list(mixture), list(mixture.values()))[0]
-    easy = rng.random() < 0.7 * (1 - 2 * progress)
+    if skill == "passages":
+        made = looked_up(rng, progress)
+        if rng.random() < 0.04:
+            made = tools.beside(world, made)
+        if rng.random() < 0.05:
+            earlier = rng.choice((smalltalk.smalltalk, short.task_of))(world, rng.randint(1, 2))
+            at = 1 if made.messages[0]["role"] == "system" else 0
+            made.messages[at:at] = earlier.messages
+        return made
     if skill == "copying":
         return short.copying(world)
-    if skill == "passages":
-        # Looking up is learned where there is little to look through: few passages, all asked.
-        blend = min(1.0, progress / WIDE_AT)
-        weights = [n * (1 - blend) + w * blend for n, w in zip(NARROW, WIDE, strict=True)]
-        count = rng.choices(range(1, 8), weights)[0]
-        most = 6 if count == 1 else 4
-        return looked_up(world, count, 12, most)
     if skill == "recall":
-        facts = rng.randint(1, 3) if easy else rng.randint(1, 7)
-        return recall.recall(
-            world, facts, rng.randint(3, 5), 0 if easy else rng.choice((0, 0, 1, 2, 3))
-        )
+        facts, between = rng.randint(1, 7), rng.choice((0, 0, 1, 2, 3))
+        return recall.recall(world, facts, rng.randint(3, 5), between)
     if skill == "json":
-        return extract.extract(world, 1 if easy else rng.randint(1, 4), rng.randint(2, 4))
+        return extract.extract(world, rng.randint(1, 3), rng.random() < RECORDS)
     if skill == "tools":
-        if rng.random() < 0.06:
-            return tools.beside(world, looked_up(world, rng.randint(1, 3), 4))
-        declined = DECLINED if progress < LAST_FROM else LAST_DECLINED
-        return tools.calls(world, rng.randint(2, 5), share_declined=declined, share_other=0.08)
+        return tools.calls(world, rng.randint(2, 5), share_declined=DECLINED, share_other=0.08)
     if skill == "short":
-        made = short.task(world)
-        for _ in range(rng.randint(2, 5)):
-            made.messages += short.task(world).messages
-        return made
+        return short.task_of(world, rng.randint(2, 6))
     if skill == "about":
         return about.about(world, rng.randint(2, 5))
+    if skill == "talk" and rng.random() < 0.3:
+        return smalltalk.beside(world, looked_up(rng, progress))
+    if skill == "talk":
+        return smalltalk.smalltalk(world, rng.randint(1, 4))
     if skill == "story":
         return story.story(world)
-    if skill == "long":
-        return long_example(world)
     raise KeyError(skill)
 
 
-def looked_up(world: World, count: int, questions: int, most_facts: int = 4) -> Conversation:
-    """Questions over `count` passages, with more of what is hard than tests have."""
-    return passages.answered(
-        world, count, questions, most_facts, again=AGAIN, share_not_told=NOT_TOLD
+def looked_up(rng: random.Random, progress: float) -> Conversation:
+    """A question over passages: few and short ones at first."""
+    weights = [_between(ends, progress, WIDE_AT) for ends in zip(NARROW, WIDE, strict=True)]
+    return passages.looked_up(
+        rng,
+        rng.choices(range(1, 8), weights)[0],
+        rng.random() >= _between(NOT_TOLD, progress, WIDE_AT),
+        most_facts=round(_between(FACTS, progress, WIDE_AT)),
+        relations=_between(RELATIONS, progress, TEXTS_AT),
     )
 
 
-def long_example(world: World) -> Conversation:
-    """350-2,000 tokens: many passages, or a conversation that goes on for long before it asks."""
-    rng = world.rng
-    if rng.random() < 0.6:
-        return looked_up(world, rng.randint(8, 18), 16)
-    return recall.recall(world, rng.randint(3, 8), 8, rng.randint(10, 40))
-
-
 def graded(rng: random.Random, skill: str) -> Conversation:
-    """One test conversation over held-out names; its last message is what a test compares with."""
+    """One test conversation over held-out material; its last message is the right answer."""
     world = World(rng, held_out=True)
-    if skill == "passages":
-        return passages.answered(world, rng.randint(2, 6), 1)
-    if skill == "not_told":
-        return passages.not_told(world, rng.randint(2, 6))
+    if skill in ("passages", "not_told"):
+        told = skill == "passages"
+        return passages.looked_up(rng, rng.randint(1, 5), told, held_out=True)
     if skill == "recall":
         return recall.recall(world, rng.randint(1, 5), 1, rng.randint(0, 2))
     if skill == "not_stated":
         return recall.not_stated(world, rng.randint(1, 5))
-    if skill == "json":
-        return extract.extract(world, rng.randint(1, 4), 1)
+    if skill in ("json", "json_of_prose"):
+        return extract.extract(world, rng.randint(1, 3), skill == "json")
     if skill == "tools":
         return tools.calls(world, 1, with_results=False)
     if skill == "no_tool":
@@ -126,11 +110,13 @@ def graded(rng: random.Random, skill: str) -> Conversation:
     if skill == "tool_result":
         return tools.calls(world, 1)
     if skill == "short":
-        return short.task(world)
+        return short.task_of(world, 1)
     if skill == "about":
         return about.about(world, 1)
+    if skill == "talk":
+        return smalltalk.smalltalk(world, 1)
     if skill == "long":
-        return passages.answered(world, rng.randint(10, 16), 1)
+        return passages.looked_up(rng, rng.randint(7, 9), True, held_out=True, relations=1)
     if skill == "story":
         return story.story(world)
     raise KeyError(skill)

@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from models.recipe.model import Llama, Shape
 from models.recipe.template import SOURCE
@@ -29,14 +31,41 @@ def config(shape: Shape) -> dict[str, Any]:
         "rope_theta": shape.theta,
         "rms_norm_eps": shape.epsilon,
         "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
+        "attention_bias": True,  # as MiniLM's
+        "mlp_bias": True,
         "tie_word_embeddings": True,
         "bos_token_id": None,
         "eos_token_id": END,
         "pad_token_id": PAD,
         "torch_dtype": "bfloat16",
     }
+
+
+# Of a layer: each norm's gain, and the matrices that read what it wrote.
+READ_BEHIND = {
+    "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+}
+
+
+def evened(weights: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
+    """The same model to the bit, without columns four times as large as others behind a norm: its
+    gain takes what they lose, in powers of two. Codes of tokens are small in a stream and large in
+    what compares them; a format with a scale for each row rounds all else of such a row to nothing
+    (int8: 2.3 nats on passages, 0.03 with those from 1.4 times on taken down). The other
+    columns stay: as large, too, all is worse in int4.
+    """
+    made = dict(weights)
+    for layer in range(layers):
+        for norm, readers in READ_BEHIND.items():
+            gain, *columns = (f"model.layers.{layer}.{n}.weight" for n in (norm, *readers))
+            sizes = torch.stack([made[name].abs().amax(0) for name in columns]).amax(0).float()
+            typical = sizes[sizes > 0].median()
+            times = ((sizes / typical).log2().floor() - 1).clamp(min=0).exp2()
+            made[gain] = made[gain] * times.to(made[gain])
+            for name in columns:
+                made[name] = made[name] / times.to(made[name])
+    return made
 
 
 def save(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
@@ -46,6 +75,7 @@ def save(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
         name: value.detach().cpu().bfloat16().contiguous()
         for name, value in model.state_dict().items()
     }
+    weights = evened(weights, model.shape.layers)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer.save(str(folder / "tokenizer.json"))
     shutil.copyfile(SOURCE, folder / "chat_template.jinja")

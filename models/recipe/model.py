@@ -4,7 +4,9 @@ It exists because it trains faster on a CPU than the general implementation; `te
 compares the logits of the two.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,13 +20,13 @@ class Shape:
     """Sizes of a model. Widths are in features, `context` in tokens."""
 
     vocab: int
-    hidden: int = 256
-    inner: int = 640
-    layers: int = 6
-    heads: int = 4  # as many for keys and values: the first weights fill four
-    head_dim: int = 64
-    context: int = 2048
-    theta: float = 10000.0
+    hidden: int
+    inner: int
+    layers: int
+    heads: int  # as many for keys and values
+    head_dim: int
+    theta: float
+    context: int = 4096
     epsilon: float = 1e-5
 
 
@@ -143,29 +145,42 @@ class Attention(nn.Module):
         super().__init__()
         self.shape = shape
         width = shape.heads * shape.head_dim
-        self.q_proj = nn.Linear(shape.hidden, width, bias=False)
-        self.k_proj = nn.Linear(shape.hidden, width, bias=False)
-        self.v_proj = nn.Linear(shape.hidden, width, bias=False)
-        self.o_proj = nn.Linear(width, shape.hidden, bias=False)
+        self.q_proj = nn.Linear(shape.hidden, width)
+        self.k_proj = nn.Linear(shape.hidden, width)
+        self.v_proj = nn.Linear(shape.hidden, width)
+        self.o_proj = nn.Linear(width, shape.hidden)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def rows(self, head: int) -> slice:
+        """The rows of the weights that are a head's."""
+        return slice(head * self.shape.head_dim, (head + 1) * self.shape.head_dim)
+
+    def heads_of(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(batch, tokens, heads * head_dim): what each head brings."""
         rows, tokens, _ = x.shape
         dim = self.shape.head_dim
         projections = self.q_proj, self.k_proj, self.v_proj
         q, k, v = (project(x).view(rows, tokens, -1, dim) for project in projections)
-        out: Tensor = self.o_proj(attend(q, k, v, cos, sin).flatten(2))
+        return attend(q, k, v, cos, sin).flatten(2)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        out: Tensor = self.o_proj(self.heads_of(x, cos, sin))
         return out
 
 
 class MLP(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden, shape.inner, bias=False)
-        self.up_proj = nn.Linear(shape.hidden, shape.inner, bias=False)
-        self.down_proj = nn.Linear(shape.inner, shape.hidden, bias=False)
+        self.gate_proj = nn.Linear(shape.hidden, shape.inner)
+        self.up_proj = nn.Linear(shape.hidden, shape.inner)
+        self.down_proj = nn.Linear(shape.inner, shape.hidden)
+
+    def inner(self, x: Tensor) -> Tensor:
+        """(batch, tokens, inner)"""
+        out: Tensor = F.silu(self.gate_proj(x)) * self.up_proj(x)
+        return out
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(self.inner(x))
         return out
 
 
@@ -210,7 +225,7 @@ class Llama(nn.Module):
     def reset(self) -> None:
         """Small normal weights; those that write to the residual stream start at zero."""
         for name, weight in self.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
+            if name.endswith(("o_proj.weight", "down_proj.weight", "bias")):
                 nn.init.zeros_(weight)
             elif weight.ndim == 2:
                 std = 0.02 if "embed" in name else weight.shape[1] ** -0.5
@@ -218,14 +233,30 @@ class Llama(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Final normed states: (batch, tokens, hidden)."""
+        *_, last = self._streams(tokens)
+        states: Tensor = self.model.norm(last)
+        return states
+
+    def seen(self, tokens: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Final normed states, and what a layer reads: (batch, tokens, hidden) each."""
+        *streams, last = self._streams(tokens)
+        return self.model.norm(last), streams[layer]
+
+    def reads(self, tokens: Tensor, *layers: int) -> list[Tensor]:
+        """What each of `layers` reads: (batch, tokens, hidden) each."""
+        streams = list(islice(self._streams(tokens), max(layers) + 1))
+        return [streams[layer] for layer in layers]
+
+    def _streams(self, tokens: Tensor) -> Iterator[Tensor]:
+        """What each layer reads, then what the last one says."""
         x = self.model.embed_tokens(tokens)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         cos, sin = self.cos[: tokens.shape[1]].to(x.dtype), self.sin[: tokens.shape[1]].to(x.dtype)
-        for layer in self.model.layers:
-            x = layer(x, cos, sin)
-        states: Tensor = self.model.norm(x)
-        return states
+        for each in self.model.layers:
+            yield x
+            x = each(x, cos, sin)
+        yield x
 
     def logits(self, states: Tensor) -> Tensor:
         """States (..., hidden) to scores (..., vocab)."""

@@ -135,5 +135,5 @@ def test_addresses_answer(line: str, readme: Cluster) -> None:
 
 def test_the_python_works_from_top_to_bottom(readme: Cluster) -> None:
     said = run(["-c", here("\n".join(BLOCKS), readme)], readme)
-    assert "Lamorna" in said
+    assert "Greta Penrith" in said
     assert "lighthouse.md" in said

@@ -22,7 +22,8 @@ from tests.support.served import checkpoint_of
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 DRAFT = DEMO.with_name("demo-draft")
-VOCAB, EOS, WINDOW, HIDDEN = 2048, 1, 256, 256
+CONFIG = json.loads((DEMO / "config.json").read_text())
+VOCAB, HIDDEN, EOS, WINDOW = CONFIG["vocab_size"], CONFIG["hidden_size"], 1, 256
 PROMPT = Prompt(np.array([1], np.uint32), 9, PromptPlan(), b"", "")
 SCHEMA = {
     "type": "object",

@@ -166,7 +166,7 @@ class _Round:
         info = self._engine.info
         count = -(-len(prompt) // info.block_size)
         self._engine.write_kv(KvBlocks(name, 0, count, bytes(count * info.kv_bytes_per_block)))
-        self._engine.start_decode(name, self._rng.randrange(3, 2048))
+        self._engine.start_decode(name, self._rng.randrange(3, VOCAB))
 
     def _take(self, step: StepOutput, now: int) -> None:
         for reserved in step.kv_reserved:

@@ -58,13 +58,38 @@ def test_all_roles_tools_and_passages(tokenizer: Any) -> None:
     )
     assert text == (
         "<|system|>Be kind.<|end|><|system|>Be brief.<|end|>"
-        "<|tools|>get_weather(city: string,unit?: celsius|kelvin) - Get the weather.<|end|>"
-        "<|documents|>[1] Caswell\nIt is a town.\n[2] It rains.<|end|>"
+        "<|tools|>Get the weather. - get_weather(city: string,unit?: celsius|kelvin)<|end|>"
         "<|user|>The weather in Caswell?<|end|>"
         '<|assistant|><tool_call>{"name": "get_weather", "arguments": {"city": "Caswell"}}'
         "</tool_call><|end|><|tool|>rain<|end|><|assistant|>The result: rain.<|end|>"
+        "<|user|>Thanks!<|end|>"
+        "<|documents|>[1] Caswell\nIt is a town.<|end|>"
+        "<|documents|>[1] Caswell\nIt is a town.<|end|>"
+        "<|user|>Thanks!<|end|>"
+        "<|documents|>[2] It rains.<|end|><|documents|>[2] It rains.<|end|>"
         "<|user|>Thanks!<|end|><|assistant|>"
     )
+
+
+def test_passages_stand_with_the_last_question(tokenizer: Any) -> None:
+    def prompt(*roles: str, documents: Any = DOCUMENTS) -> Any:
+        return tokenizer.apply_chat_template(
+            [{"role": role, "content": role.upper()} for role in roles],
+            documents=documents,
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+
+    first = "<|documents|>[1] Caswell\nIt is a town.<|end|>"
+    second = "<|documents|>[2] It rains.<|end|>"
+    user, said = "<|user|>USER<|end|>", "<|assistant|>ASSISTANT<|end|>"
+    plain = prompt("user", "assistant", "user", documents=None)
+    assert plain == f"{user}{said}{user}<|assistant|>"
+    asked = f"{user}{first}{first}{user}{second}{second}{user}"  # each is read twice
+    assert prompt("user", "assistant", "user") == f"{user}{said}{asked}<|assistant|>"
+    followed = f"{asked}{said}<|tool|>TOOL<|end|><|assistant|>"
+    assert prompt("user", "assistant", "tool") == followed
+    assert prompt("system") == f"<|system|>SYSTEM<|end|>{first}{second}<|assistant|>"
 
 
 def test_call_arguments_may_be_an_object(tokenizer: Any) -> None:

@@ -1,70 +1,111 @@
-"""The start, the optimizer, the batches and the loop of the training."""
+"""The start, the optimizer, the batches, the guides and the loop of the training."""
 
+import copy
+import random
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice, pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.recipe import start
-from models.recipe.batches import answer_mask, collate, pool, steps
+from models.recipe import batches, begin, corpus, lessons, minilm, train, vocabulary
+from models.recipe import tokenizer as bpe
+from models.recipe.batches import answer_mask, collate, row
+from models.recipe.copying import Layout
+from models.recipe.crew import Crew, Tally
 from models.recipe.export import load, save
-from models.recipe.model import QUERIES, Llama, RMSNorm, Shape, attend
-from models.recipe.optim import orthogonalise
-from models.recipe.tokenizer import ASSISTANT, CITES, END, PAD, USER
-from models.recipe.train import Crew, Plan, Tally, Training, alone, train
-from services.tokenizer.checkpoints.own_sampling import read_own
+from models.recipe.guides import Aims, Guide, looks, readings
+from models.recipe.lessons import Answers, Draft, Lesson, Saying, Source
+from models.recipe.model import QUERIES, Layer, Llama, RMSNorm, Shape, attend
+from models.recipe.pointing import BEGINS, GOES_ON
+from models.recipe.swaps import Swaps
+from models.recipe.tokenizer import ASSISTANT, CITES, DOCUMENTS, END, PAD, USER
+from models.recipe.train import Plan, Training, alone
 
-TINY = Shape(2048, hidden=64, inner=64, layers=2, heads=4, head_dim=16)
-ROOT = Path(__file__).parents[2]
-MARKS = list(range(9, 10 + len(CITES)))  # any tokens would do
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(ROOT / "models/demo/tokenizer.json"))
+TINY = Shape(bpe.VOCABULARY, hidden=96, inner=64, layers=3, heads=4, head_dim=32, theta=1e9)
+NO_SWAPS = Swaps({}, {}, {}, set(), set())
 
 
-def test_a_fresh_model_already_copies() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def of_words_at_random() -> Iterator[None]:
+    """Meanings drawn at random in place of MiniLM's, which take long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(minilm, "encode", lambda texts: drawn(len(texts), minilm.WIDTH))
+        patch.setattr(begin, "meanings", meanings)
+        yield
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def meanings(tokenizer: Tokenizer, size: int) -> Tensor:
+    """A meaning for each word, with and without a space."""
+    words = [name.removeprefix("Ġ").lower() for name in vocabulary.texts(tokenizer)]
+    known = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    return drawn(len(known), size)[[known[word] for word in words]]
+
+
+@cache
+def begun_once(tokenizer: Tokenizer) -> Llama:
     torch.manual_seed(0)
-    model = Llama(Shape(2048))
-    start.prepare(model, MARKS)
-    tokens = torch.randint(300, 2048, (4, 80)).repeat(1, 2)
+    model = Llama(TINY)
+    begin.draft(model, source(tokenizer))
+    return model
+
+
+def fresh(tokenizer: Tokenizer) -> Llama:
+    return copy.deepcopy(begun_once(tokenizer))
+
+
+def words(tokenizer: Tokenizer, *shape: int) -> Tensor:
+    """Whole words at random, each with a space before it."""
+    names = vocabulary.texts(tokenizer)
+    ids = [i for i, name in enumerate(names) if name[1:].isalpha() and name[0] == "Ġ"]
+    return torch.tensor(ids)[torch.randint(len(ids), shape)]
+
+
+def test_a_value_is_cut_alike_wherever_it_stands(tokenizer: Tokenizer) -> None:
+    for value in ("Bristol", "the side gate", "Okonkwo & Söhne", "8.30 a.m.", "QX-417"):
+        within = tokenizer.encode(f"in {value}").tokens[1:]
+        alone = tokenizer.encode(value).tokens
+        assert within == ["Ġ" + alone[0], *alone[1:]]
+
+
+def test_ordinary_words_are_one_token(tokenizer: Tokenizer) -> None:
+    text = "which manager opens our garden before the meeting on a wet Thursday in October"
+    assert len(tokenizer.encode(text).ids) == len(text.split())
+
+
+def test_a_word_means_the_same_with_and_without_a_space(tokenizer: Tokenizer) -> None:
+    rows = fresh(tokenizer).model.embed_tokens.weight
+    ids = [tokenizer.token_to_id(t) for t in ("garden", "Ġgarden", "window")]
+    apart = [(rows[ids[0]] != rows[other]).nonzero().flatten().tolist() for other in ids[1:]]
+    assert apart[0] == [Layout.of(TINY).space]
+    assert len(apart[1]) > 10
+
+
+def test_a_fresh_draft_looks_for_what_followed(tokenizer: Tokenizer) -> None:
+    model = fresh(tokenizer)
+    tokens = words(tokenizer, 32, 60)
+    tokens = torch.cat((tokens, tokens[:, :11]), 1)
+    aims = Aims.of([[(70, [0])]] * 32, 71)
     with torch.no_grad():
-        guessed = model(tokens[:, :-1]).argmax(-1)[:, 90:]
-    assert (guessed == tokens[:, 91:]).float().mean() > 0.6
+        read = model.reads(tokens, TINY.layers - 1)[0]
+        found = looks(model, TINY.layers - 1, read, aims, GOES_ON).argmax(1)
+    assert (found == 11).float().mean() > 0.8
 
 
-def test_a_fresh_model_copies_from_the_passage_that_it_cites() -> None:
-    torch.manual_seed(0)
-    model = Llama(Shape(2048))
-    start.prepare(model, MARKS)
-    rows, passages = 64, 3
-    lead = torch.randint(300, 2048, (rows, 2))  # the same two tokens before each passage's value
-    values = torch.randint(300, 2048, (rows, passages))
-    parts = []
-    for number in range(passages):
-        mark = torch.full((rows, 1), MARKS[number + 1])
-        noise = torch.randint(300, 2048, (rows, 12))
-        parts += [mark, noise, lead, values[:, number : number + 1], noise.flip(1)]
-    parts.append(torch.full((rows, 1), MARKS[0]))
-    right = 0
-    for number in range(passages):
-        mark = torch.full((rows, 1), MARKS[number + 1])
-        with torch.no_grad():
-            scores = model(torch.cat([*parts, mark, lead], 1))[:, -1]
-        right += int((scores.gather(1, values).argmax(1) == number).sum())
-    assert right > 0.5 * rows * passages  # a third by chance
-
-
-def test_orthogonalise_flattens_the_singular_values() -> None:
-    for rows, columns in ((48, 48), (32, 80), (80, 32)):
-        left, _, right = torch.linalg.svd(torch.randn(3, rows, columns), full_matrices=False)
-        uneven = left * torch.linspace(0.05, 1, left.shape[-1]) @ right
-        values = torch.linalg.svdvals(orthogonalise(uneven))
-        assert values.min() > 0.3
-        assert values.max() < 1.4
+def test_every_feature_of_fresh_heads_can_be_learned(tokenizer: Tokenizer) -> None:
+    """Where a query's and a key's are nothing, gradients are, too."""
+    attention = cast(Layer, fresh(tokenizer).model.layers[-1]).self_attn
+    for project in (attention.q_proj, attention.k_proj):
+        assert project.weight.any(1).all()
 
 
 def assert_same(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) -> None:
@@ -105,10 +146,9 @@ def test_norm_and_its_gradients() -> None:
 def test_the_gradient_in_bfloat16_is_near_that_in_float32() -> None:
     torch.manual_seed(0)
     model = Llama(TINY)
-    start.prepare(model, MARKS)
     for weight in model.parameters():
         weight.data += 0.02 * torch.randn_like(weight)
-    tokens = torch.randint(0, 2048, (2, 2 * QUERIES + 5))
+    tokens = torch.randint(0, bpe.VOCABULARY, (2, QUERIES + 5))
     found: list[list[Tensor]] = []
     for half in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
@@ -126,80 +166,240 @@ def test_only_answers_and_their_end_are_weighted() -> None:
     ids = [USER, 50, 51, END, ASSISTANT, 60, 61, END, USER, 52, END, ASSISTANT, 62, END]
     said = [i for i, inside in zip(ids, answer_mask(ids), strict=True) if inside]
     assert said == [60, 61, END, 62, END]
-    batch = collate([(ids, "passages"), (ids[:8], "recall")], prompt_weight=0.0)
+    rows = [batches.Row(ids, "recall", Guide()), batches.Row(ids[:8], "recall", Guide())]
+    batch = collate(rows)
     assert batch.targets[batch.weights > 0].tolist() == [60, 61, END, 62, END, 60, 61, END]
     assert batch.inputs.shape == (2, 16)
     assert (batch.inputs[1, 7:] == PAD).all()
 
 
-def test_steps_are_of_like_size(tokenizer: Tokenizer) -> None:
-    batches = pool(tokenizer, 0, 5, 0.5, 2304, 2048)
-    groups = list(steps(batches, 4096))
-    assert [batch for group in groups for batch in group] == batches
-    assert all(2048 < sum(b.inputs.numel() for b in group) < 8192 for group in groups)
+def test_where_there_are_passages_only_what_follows_them_is_learned() -> None:
+    ids = [USER, 50, END, ASSISTANT, 60, END, USER, 51, END]
+    ids += [*[DOCUMENTS, 70, END] * 2, USER, 51, END]
+    ids += [ASSISTANT, 61, END]
+    assert [i for i, said in zip(ids, answer_mask(ids), strict=True) if said] == [61, END]
+
+
+def looked_up(count: int) -> Iterator[corpus.Conversation]:
+    source = (made for made in corpus.training(1, 0, 0.5) if made.skill in ("passages", "not_told"))
+    return islice(source, count)
+
+
+def test_the_guides_say_what_the_answer_does(tokenizer: Tokenizer) -> None:
+    told = 0
+    for made in looked_up(60):
+        one = row(tokenizer, made, 4096)
+        shown = readings(one.ids)
+        assert len(shown) == len(made.documents)
+        ((at, begins),) = one.guide.begins
+        assert one.ids[at] == ASSISTANT
+        assert one.guide.sources == [(at, sorted(one.guide.inside) or begins)]
+        if not made.tells:
+            assert begins == [reading.second for reading in shown]
+            assert not one.guide.follows
+            continue
+        second = {i for reading in shown for i in range(reading.second, reading.stop)}
+        assert second >= {*begins, *one.guide.inside}
+        if one.guide.follows:
+            told += 1
+            first = tokenizer.id_to_token(one.ids[at + 1])
+            assert {first, "Ġ" + first} >= {tokenizer.id_to_token(one.ids[to]) for to in begins}
+            *middle, _, (place, cited) = one.guide.follows
+            assert all({one.ids[i + 1]} == {one.ids[to] for to in tos} for i, tos in middle)
+            assert tokenizer.id_to_token(one.ids[place + 1]) in CITES
+            assert {one.ids[place + 1]} == {one.ids[to] for to in cited}
+    assert told > 20
+
+
+def test_pairs_are_told_where_they_stand_and_else_the_marker(tokenizer: Tokenizer) -> None:
+    told = rests = 0
+    for made in looked_up(40):
+        one = row(tokenizer, made, 4096)
+        words = [tokenizer.id_to_token(token).removeprefix("Ġ") for token in one.ids]
+        before = list(pairwise(words))
+        for at, places in one.guide.pairs:
+            if one.ids[places[0]] == ASSISTANT:
+                rests += 1
+                assert before[at - 1] not in before[: at - 1]
+            else:
+                told += 1
+                assert {before[place - 2] for place in places} == {before[at - 1]}
+                assert {words[place] for place in places} == {words[at + 1]}
+    assert told > 40
+    assert rests > 40
+
+
+def test_a_passage_is_read_twice_at_once_with_the_question_before_it(tokenizer: Tokenizer) -> None:
+    made = next(made for made in looked_up(60) if len(made.documents) > 1)
+    ids = row(tokenizer, made, 4096).ids
+    question = tokenizer.encode(made.messages[-2]["content"], add_special_tokens=False).ids
+    for number, one in enumerate(readings(ids), 1):
+        assert ids[one.question : one.first] == [USER, *question, END]
+        assert ids[one.first : one.second] == ids[one.second : one.stop]
+        assert ids[one.first + 1] == tokenizer.token_to_id(f"[{number}]")
+
+
+def test_swapped_words_keep_the_answer_and_the_places(tokenizer: Tokenizer) -> None:
+    names = {name: i for i, name in enumerate(vocabulary.texts(tokenizer))}
+    pair = {word: (names[word], names["Ġ" + word]) for word in ("garden", "window", "castle")}
+    stems = {spaced: plain for plain, spaced in pair.values()}
+    near = {pair["garden"][0]: [pair["window"][0]]}
+    rest = names["ing"]
+    swaps = Swaps(near, stems, {plain: spaced for spaced, plain in stems.items()}, {rest}, {rest})
+    garden, window, castle = (pair[word][1] for word in pair)
+    question = [USER, 300, garden, END]
+    passage = [DOCUMENTS, 301, garden, castle, garden, rest, END]
+    ids = [*question, *passage, *passage, *question, ASSISTANT, castle, END]
+    seen = {tuple(swaps.swapped(ids, {7, 14}, random.Random(seed))) for seed in range(40)}
+    other = [window if token == garden else token for token in ids]
+    other[8] = other[15] = garden  # of a longer word
+    assert seen == {tuple(ids), tuple(other)}
+
+
+def lesson(tokenizer: Tokenizer) -> Draft:
+    return Draft(fresh(tokenizer), vocabulary.movable(tokenizer))
+
+
+def source(tokenizer: Tokenizer) -> Source:
+    return Source(tokenizer, NO_SWAPS, "0", 4096)
 
 
 def test_two_threads_find_the_gradient_of_one(tokenizer: Tokenizer) -> None:
-    group = pool(tokenizer, 0, 5, 0.5, 2304, 2048)[:3]
+    rows = [row(tokenizer, one, 4096) for one in islice(corpus.training(0, 0, 0.5), 6)]
     found = []
     for threads in (1, 2):
-        torch.manual_seed(0)
-        model = Llama(TINY)
-        start.prepare(model, MARKS)
-        crew = Crew(model, threads, half=False)
-        crew.learn(group, Tally())
+        crew = Crew(lesson(tokenizer), threads, half=False)
+        crew.learn(rows, Tally())
         found.append([p.grad for p in crew.replicas[0].parameters()])
     torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=1e-4)
 
 
-def test_a_resumed_training_ends_as_an_uninterrupted_one(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    def begun() -> Training:
-        return Training(TINY, Plan(pools=2), tokenizer.encode("[1][2]").ids, "cpu", 1)
+def test_parts_are_of_like_length_and_bounded(tokenizer: Tokenizer) -> None:
+    rows = [row(tokenizer, one, 4096) for one in islice(corpus.training(0, 0, 0.5), 40)]
+    one = lesson(tokenizer)
+    parts = list(one.parts(rows))
+    assert sorted(map(id, rows)) == sorted(id(row) for part in parts for row in part)
+    assert all(len(p) == 1 or len(p) * len(p[-1].ids) <= one.micro for p in parts)
+    assert len(parts) < len(rows)
 
-    through, before, after = begun(), begun(), begun()
+
+def test_the_pointing_head_learns_where_to_look(tokenizer: Tokenizer) -> None:
+    one = lesson(tokenizer)
+    rows = [made for made in (row(tokenizer, c, 4096) for c in looked_up(9)) if made.guide.tells]
+    batch = collate(rows)
+    late = TINY.layers - 1
+    read = one.llama.reads(batch.inputs, late)[0]
+    aims = Aims.of([made.guide.begins for made in rows], batch.inputs.shape[1])
+    aims.missed(looks(one.llama, late, read, aims, BEGINS)).sum().backward()
+    attention = cast(Layer, one.llama.model.layers[late]).self_attn
+    grad = attention.q_proj.weight.grad
+    assert grad is not None
+    assert grad[attention.rows(BEGINS)].abs().sum() > 0
+    assert grad[attention.rows(GOES_ON)].abs().sum() == 0
+
+
+def test_telling_heads_that_compare_codes_moves_no_layer_before(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of hundreds would make of a head that looks wrong a gradient of thousands there."""
+    rows = [made for made in (row(tokenizer, c, 4096) for c in looked_up(9)) if made.guide.follows]
+    for made in rows:
+        made.guide.begins, made.guide.sources = [], []
+    one, moved = lesson(tokenizer), []
+    for weight in (0.0, 1.0):
+        monkeypatch.setattr(lessons, "POINTING", weight)
+        one.zero_grad()
+        one.lose(rows, half=False)[0].backward()  # type: ignore[no-untyped-call]
+        grads = {name: p.grad.clone() for name, p in one.named_parameters() if p.grad is not None}
+        moved.append(grads)
+    told = {name for name, grad in moved[0].items() if not torch.equal(grad, moved[1][name])}
+    last = f"llama.model.layers.{TINY.layers - 1}."
+    names = (
+        "input_layernorm.weight",
+        *(f"self_attn.{p}_proj.{part}" for p in "qk" for part in ("weight", "bias")),
+    )
+    assert told == {last + name for name in names}
+
+
+def begun(tokenizer: Tokenizer, pools: int, one: Lesson | None = None) -> Training:
+    plan = Plan(pools, 1e-3, 1e-3, (0.5, 0.5))
+    return Training(one or lesson(tokenizer), plan, source(tokenizer), 1, half=False)
+
+
+def test_the_last_layer_learns_alone(tokenizer: Tokenizer) -> None:
+    """Whatever the lesson before moved, and left of gradients."""
+    moves, model = vocabulary.movable(tokenizer), fresh(tokenizer)
+    model.model.embed_tokens.weight.sum().backward()  # type: ignore[no-untyped-call]
+    training = begun(tokenizer, 1, Saying(model, moves))
+    assert all(p.grad is None for p in model.parameters())
+    training.crew.learn([row(tokenizer, c, 4096) for c in looked_up(3)], Tally())
+    moved = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert moved
+    assert all(name.startswith(("model.layers.2.", "model.norm.")) for name in moved)
+    begun(tokenizer, 1, Answers(model, moves))
+    assert all(p.requires_grad for p in model.parameters()), "the next lesson moves all"
+
+
+def test_words_keep_what_they_mean(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "POOL", 24)
+    training = begun(tokenizer, 2)
+    rows = cast(Draft, training.lesson).llama.model.embed_tokens.weight
+    before = rows.detach().clone()
+    training.learn()
+    moved = {tokenizer.id_to_token(int(i)) for i in (rows != before).any(1).nonzero().flatten()}
+    assert {"<|assistant|>", "[1]", "Ġ1"} <= moved
+    assert not moved & {"garden", "Ġthe", "Ġmanager"}
+
+
+def test_a_resumed_training_ends_as_an_uninterrupted_one(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "POOL", 24)
+    through, before, after = (begun(tokenizer, 2) for _ in range(3))
     for _ in range(2):
-        through.learn(tokenizer)
-    before.learn(tokenizer)
+        through.learn()
+    before.learn()
     before.save(tmp_path / "last.pt")
     after.restore(tmp_path / "last.pt")
-    after.learn(tokenizer)
+    after.learn()
     assert after.done == through.done
-    for a, b in zip(after.model.parameters(), through.model.parameters(), strict=True):
+    for a, b in zip(after.lesson.parameters(), through.lesson.parameters(), strict=True):
         assert torch.equal(a, b)
-
-    longer = Training(TINY, Plan(pools=3), tokenizer.encode("[1][2]").ids, "cpu", 1)
-    with pytest.raises(ValueError, match="another shape or plan"):
-        longer.restore(tmp_path / "last.pt")
+    with pytest.raises(ValueError, match="another plan"):
+        begun(tokenizer, 3).restore(tmp_path / "last.pt")
 
 
-def test_two_trainings_do_not_share_a_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with alone(tmp_path), pytest.raises(BlockingIOError, match="another training runs in"):
-        train(TINY, Plan(pools=0), tokenizer, tmp_path, "cpu", 1)
-    train(TINY, Plan(pools=0), tokenizer, tmp_path, "cpu", 1)
+def test_rates_warm_up_and_fall() -> None:
+    plan = Plan(10, 1.0, 2.0, (0, 1), warm_up=10, decay_from=0.5)
+    assert plan.rates(0, 0) == (0.1, 0.2)
+    assert plan.rates(50, 0.5) == (1, 2)
+    assert plan.rates(90, 0.75) == (0.5, 1)
+    assert plan.rates(99, 1.0) == (0.05, 0.1)
 
 
-@pytest.mark.parametrize("tiles", [True, False])
-def test_a_cpu_multiplies_halves_where_it_has_tiles_for_them(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tiles: bool
+def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:
+    with (
+        alone(tmp_path),
+        pytest.raises(BlockingIOError, match="another training runs in"),
+        alone(tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("tiles", "products", "half"), [(1, 0, True), (0, 1, True), (0, 0, False)])
+def test_a_cpu_multiplies_halves_where_it_has_products_of_them(
+    monkeypatch: pytest.MonkeyPatch, tiles: bool, products: bool, half: bool
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
-    training = Training(TINY, Plan(pools=1), tokenizer.encode("[1][2]").ids, "cpu", 1)
-    seen = []
-    training.model.model.norm.register_forward_hook(lambda _, given, made: seen.append(made.dtype))
-    training.crew.learn(pool(tokenizer, 0, 5, 0.5, 2304, 2048)[:1], Tally())
-    wanted = torch.bfloat16 if tiles else torch.float32
-    assert seen == [wanted]
-    assert training.optimizers[0].dtype == wanted  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: bool(tiles))
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bool(products))
+    assert train.halves() is half
 
 
 def test_what_is_exported_loads_again(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = Llama(TINY)
     save(model, tokenizer, tmp_path)
     loaded, same = load(tmp_path)
-    assert loaded.shape == TINY
+    assert loaded.shape == model.shape
     assert same.to_str() == tokenizer.to_str()
     for a, b in zip(model.parameters(), loaded.parameters(), strict=True):
         assert torch.equal(a.bfloat16().float(), b)
-    assert read_own(tmp_path) == {"temperature": 0}, "greedy, where a request does not say"

@@ -21,13 +21,6 @@ SERVICES = {
     "are not computed again.",
 }
 FACTS = [
-    (["What is Penstock?", "Tell me about Penstock.", "Describe Penstock."],
-     "Penstock is a platform that serves language models, from the prompt to streamed tokens."),
-    (["Who are you?", "What are you?", "What is your name?", "Which model are you?"],
-     "I am Penstock's demonstration model, a small model trained from its own recipe."),
-    (["What can you do?", "How can you help me?", "Help"],
-     "I can answer from passages, recall what you told me, reply in JSON, call tools, and tell "
-     "a story."),
     (["Which services does Penstock have?", "What services are in Penstock?",
       "List the services of Penstock.", "What are the parts of Penstock?"],
      "Penstock has a gateway, a tokenizer, a router, workers, and a retrieval service."),
@@ -38,8 +31,6 @@ FACTS = [
      "Ray Serve places, checks, and scales the services, but it carries no tokens."),
     (["How do Penstock's services talk to each other?", "What joins the services of Penstock?"],
      "Penstock's services talk over long-lived gRPC streams, one frame per engine step."),
-    (["Were you trained on the internet?", "What data were you trained on?"],
-     "I was trained only on text that my recipe generates."),
 ]  # fmt: skip
 ASKS = [
     "What does the {} do?",

@@ -1,78 +1,138 @@
-"""Answering as JSON: the requested keys, filled from a passage; null where it does not tell.
-
-The passages are records, lines of name and value.
-"""
+"""Answering as JSON: the requested keys, filled from a passage; null where it does not tell."""
 
 import json
+import re
+from dataclasses import dataclass, replace
 
-from models.recipe.conversation import Conversation, Message, assistant, system, user
-from models.recipe.skills.passages import Passage, heading, passage_set
-from models.recipe.world import Fact, World
+from models.recipe.bank.compose import Composed, composed, recorded
+from models.recipe.bank.relations import Kind
+from models.recipe.bank.store import side
+from models.recipe.bank.subjects import Subject, alike
+from models.recipe.conversation import Conversation, Document, Message, assistant, system, user
+from models.recipe.lookup.passage import passage, titled
+from models.recipe.world import World
 
 ASKS = [
     "Give the {keys} of {E} as JSON.", "Answer as JSON with the keys {keys} about {E}.",
     "Reply in JSON for {E}: {keys}.", "Describe {E} as a JSON object with the keys {keys}.",
     "Extract {keys} of {E} as JSON.", "Return a JSON object with {keys} for {E}.",
+    "JSON please: {keys} for {E}", "From the documents, fill in {keys} for {E}, as JSON.",
+    "Put {keys} of {E} into JSON.", "I need {keys} for {E} in JSON format.",
+    "{E}: {keys} as a JSON object",
+]  # fmt: skip
+HERE = [
+    "Give {keys} as JSON.", "Extract {keys} as JSON.", "Return JSON with the keys {keys}.",
+    "Turn this into JSON with {keys}.", "Read {keys} from this text and answer in JSON.",
 ]  # fmt: skip
 
 
-def record(facts: list[Fact]) -> str:
-    """The facts as lines of name and value."""
-    return "\n".join(f"{fact.key()}: {fact.value}" for fact in facts)
+@dataclass
+class Told:
+    """A subject with a text about it, and what the text tells by keys."""
+
+    subject: Subject
+    text: Composed
+    facts: dict[str, str]
+    silent: list[str]  # keys that it does not tell
 
 
-def _value(fact: Fact) -> str | int:
-    return int(fact.value) if fact.relation.number else fact.value
-
-
-def _request(world: World, passage: Passage) -> tuple[str, str]:
-    """A request for some keys of the passage's entity, and the JSON that answers it."""
-    rng, entity = world.rng, passage.entity
-    facts = {fact.key(): fact for fact in passage.facts}
-    keys = rng.sample(list(facts), rng.randint(1, min(4, len(facts))))
-    answer: dict[str, str | int | None] = {key: _value(facts[key]) for key in keys}
-    if rng.random() < 0.2:
-        other = world.fact(entity).key()
-        if other not in facts:
-            answer[other] = None
-            keys = rng.sample([*keys, other], len(keys) + 1)
-    answer = {key: answer[key] for key in keys}
-    if rng.random() < 0.2:
-        types = {k: {"type": "integer" if isinstance(answer[k], int) else "string"} for k in keys}
-        schema = json.dumps({"type": "object", "properties": types, "required": keys})
-        request = f"Describe {entity.name} as JSON that fits this schema: {schema}"
-        return request, json.dumps(answer)
-    if rng.random() < 0.75:  # in quotes they are the same tokens as in the answer
-        keys = [f'"{key}"' for key in keys]
-    listed = (
-        ", ".join(keys)
-        if rng.random() < 0.6 or len(keys) == 1
-        else ", ".join(keys[:-1]) + " and " + keys[-1]
-    )
-    return rng.choice(ASKS).format(keys=listed, E=entity.name), json.dumps(answer)
-
-
-def extract(world: World, count: int, questions: int) -> Conversation:
-    """JSON from one of `count` passages, or from a text in the question itself."""
+def extract(world: World, count: int, records: bool) -> Conversation:
+    """JSON from one of `count` passages, or from a text in the question itself. `records`: of
+    values behind labels, which are the keys, or else of any form.
+    """
     rng = world.rng
-    messages: list[Message] = []
-    if rng.random() < 0.3:
-        entity = world.entity()
-        facts = world.facts(entity, rng.randint(2, 5))
-        text = f"{entity.name}\n{record(facts)}"
-        request, answer = _request(world, Passage(entity, facts, {}))
-        shape = "{text}\n\n{request}" if rng.random() < 0.5 else "{request}\n\n{text}"
-        return Conversation(
-            "json", [user(shape.format(text=text, request=request)), assistant(answer)]
-        )
-    passages = passage_set(world, count, 5)
-    by_entity: dict[str, Passage] = {}
-    for p in passages:  # several passages about one entity count as one
-        seen = by_entity.setdefault(p.entity.name, Passage(p.entity, [], {}))
-        seen.facts.extend(p.facts)
-    for _ in range(questions):
-        request, answer = _request(world, rng.choice(list(by_entity.values())))
-        messages += [user(request), assistant(answer)]
-    head = [system("Answer in JSON.")] if rng.random() < 0.3 else []
-    documents = [{"title": heading(world, p.entity), "text": record(p.facts)} for p in passages]
-    return Conversation("json", head + messages, documents=documents)
+    kind = rng.choice(side(world.held_out).kinds)
+    labels, taken = _labels(world, kind, records), set[str]()
+
+    def told() -> Told:
+        return _told(world, kind, labels, records, taken)
+
+    some = [told() for _ in range(count)]
+    while not any(one.facts for one in some):
+        some = [told() for _ in range(count)]
+    one = rng.choice([one for one in some if one.facts])
+    head: list[Message] = [system("Answer in JSON.")] if rng.random() < 0.2 else []
+    if count == 1 and rng.random() < 0.6:
+        request, answer = _request(world, one, HERE)
+        text = one.text.body.text
+        asked = f"{text}\n\n{request}" if rng.random() < 0.5 else f"{request}\n\n{text}"
+        return Conversation("json", [*head, user(asked), assistant(answer)])
+    request, answer = _request(world, one, ASKS)
+    documents = [_document(world, one) for one in some]
+    return Conversation("json", [*head, user(request), assistant(answer)], documents=documents)
+
+
+def _labels(world: World, kind: Kind, records: bool) -> dict[str, str]:
+    """What each relation of a kind is called by: one of its labels, or its name."""
+    found: dict[str, str] = {}
+    for one in kind.relations:
+        if records:
+            names = one.labels
+        else:
+            names = [one.name, *one.labels] if world.rng.random() < 0.5 else [one.name]
+        label = world.rng.choice(names)
+        others = map(_slug, found.values())
+        found[one.name] = f"the {one.name}" if _slug(label) in others else label
+    return found
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def _told(world: World, kind: Kind, labels: dict[str, str], records: bool, taken: set[str]) -> Told:
+    """A new subject of a kind; its values are spelled as its text spells them."""
+    rng = world.rng
+    subject = Subject.drawn(rng, kind, world.held_out, taken)
+    relations = rng.sample(kind.relations, rng.randint(2, min(5, len(kind.relations))))
+    if records:
+        labelled = [replace(one, labels=[labels[one.name]]) for one in relations]
+        text = recorded(rng, subject, labelled)
+    else:
+        text = composed(rng, subject, relations)
+    keys = {name: _slug(label) for name, label in labels.items()}
+    facts: dict[str, str] = {}
+    for one in relations:
+        spans = text.body.stretches(subject.facts[one.name], {f"v:0:{one.name}"})
+        if spans:
+            facts[keys[one.name]] = text.body.text[slice(*spans[0])]
+    silent = [
+        keys[one.name]
+        for one in kind.relations
+        if one not in relations and not any(alike(one.value, extra) for extra in subject.extras)
+    ]
+    return Told(subject, text, facts, silent)
+
+
+def _document(world: World, one: Told) -> Document:
+    title = one.subject.title(world.rng)
+    title = titled(world.rng, title, one.subject.kind.name, bare=not one.text.nameless)
+    made = passage(world.rng, title, one.text.body.text, [])
+    return {"title": made.title, "text": made.text}
+
+
+def _request(world: World, one: Told, asks: list[str]) -> tuple[str, str]:
+    """A request for some keys, and the JSON that answers it."""
+    rng = world.rng
+    some = rng.sample(list(one.facts), rng.randint(1, min(4, len(one.facts))))
+    found: dict[str, str | int | None] = {key: _value(one.facts[key]) for key in some}
+    if one.silent and rng.random() < 0.2:
+        found[rng.choice(one.silent)] = None
+    keys = rng.sample(list(found), len(found))
+    answer = json.dumps({key: found[key] for key in keys}, ensure_ascii=False)
+    name = rng.choice(one.subject.names)
+    if rng.random() < 0.2:
+        types = {k: {"type": "integer" if isinstance(found[k], int) else "string"} for k in keys}
+        schema = json.dumps({"type": "object", "properties": types, "required": keys})
+        return f"Describe {name} as JSON that fits this schema: {schema}", answer
+    shown = [f'"{key}"' for key in keys] if rng.random() < 0.7 else keys
+    listed = ", ".join(shown)
+    if len(shown) > 1 and rng.random() < 0.4:
+        listed = ", ".join(shown[:-1]) + " and " + shown[-1]
+    return rng.choice(asks).format(keys=listed, E=name), answer
+
+
+def _value(value: str) -> str | int:
+    """A number as one, but for long ones and for what begins with a zero."""
+    plain = value.isascii() and value.isdigit() and not value.startswith("0")
+    return int(value) if plain and len(value) < 5 else value

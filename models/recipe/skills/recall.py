@@ -1,90 +1,107 @@
 """Remembering what the user said: facts stated in one turn, asked for in a later one."""
 
-from models.recipe import words
+from dataclasses import dataclass
+
+from models.recipe.bank.wording import varied
 from models.recipe.conversation import Conversation, Message, assistant, system, user
 from models.recipe.skills import short
 from models.recipe.world import World, articled, capital
 
 NOTED = "Noted."
 UNKNOWN = "You have not told me."
+UNSAID = 0.6  # of the longer conversations, those that ask for what nobody said
 
-NAMED = ["dog", "cat", "horse", "boat", "sister", "brother", "teacher", "doctor", "neighbour",
-         "street", "school", "town", "company", "best friend", "project", "team", "daughter", "son",
-         "bicycle", "favourite island", "village", "parrot"]  # fmt: skip
-CODED = [
-    "locker code",
-    "phone number",
-    "order number",
-    "room number",
-    "ticket number",
-    "password",
-    "seat number",
-    "badge number",
+NAMED = {  # what the user may have that has a name, and the kind of that
+    "dog": "pet", "cat": "pet", "horse": "pet", "parrot": "pet", "hamster": "pet",
+    "sister": "first", "brother": "first", "daughter": "first", "son": "first", "aunt": "first",
+    "cousin": "first", "best friend": "first", "flatmate": "first", "teacher": "person",
+    "doctor": "person", "neighbour": "person", "boss": "person", "landlord": "person",
+    "dentist": "person", "colleague": "person", "boat": "ship", "company": "company",
+    "team": "team", "school": "organisation", "project": "product", "village": "town",
+}  # fmt: skip
+VALUED = {  # what the user may have, and the kind of its value
+    "locker code": "code", "order number": "code", "room number": "number", "ticket number": "code",
+    "password": "code", "seat number": "code", "badge number": "number", "phone number": "phone",
+    "email address": "email", "birthday": "day", "budget": "money", "favourite colour": "colour",
+    "favourite food": "food", "favourite drink": "drink", "favourite sport": "sport",
+    "favourite animal": "animal", "favourite book": "book", "hobby": "hobby", "flight": "code",
+    "appointment": "time", "day off": "weekday", "home town": "town", "street": "street",
+    "mother tongue": "language", "instrument": "instrument", "year of birth": "year",
+    "height": "height", "car": "vehicle", "favourite flower": "plant", "website": "url",
+    "ship": "ship", "club": "organisation", "employer": "company", "rent": "money",
+}  # fmt: skip
+STATE = [
+    "my {k} is {v}.", "please note: my {k} is {v}.", "as you know, my {k} is {v}.",
+    "{v} is my {k}.",
+    "remember that my {k} is {v}.", "my {k}: {v}.", "for later: my {k} is {v}.",
+]  # fmt: skip
+STATE_NAMED = [
+    *STATE[:6],
+    "my {k} is called {v}.",
+    "I have a {k} called {v}.",
+    "I call my {k} {v}.",
 ]
-
-STATE = ["my {k} is {v}.", "please note: my {k} is {v}.", "as you know, my {k} is {v}."]
 ASK = [
-    "what is my {k} called?",
-    "what is the name of my {k}?",
-    "what is my {k}?",
-    "do you remember my {k}?",
-    "tell me my {k}.",
-]
-ASK_CODE = [
-    "what is my {k}?",
-    "do you remember my {k}?",
-    "tell me my {k}.",
-    "which {k} do I have?",
-    "please repeat my {k}.",
-]
+    "what is my {k}?", "do you remember my {k}?", "tell me my {k}.", "what's my {k}?", "my {k}?",
+    "what did I say my {k} is?", "which {k} do I have?", "what was my {k} again?",
+    "remind me of my {k}",
+]  # fmt: skip
+ASK_NAMED = [
+    "what is my {k} called?", "what is the name of my {k}?", "do you remember my {k}'s name?",
+    "what's my {k}'s name?", "how is my {k} called?", "what do I call my {k}?", "who is my {k}?",
+]  # fmt: skip
 
-Item = tuple[str, list[str], list[str], str]  # key, statements, questions, answer
+
+@dataclass(frozen=True)
+class Item:
+    """A fact about the user: ways to state it and to ask for it, and the answer."""
+
+    key: str
+    statements: list[str]
+    questions: list[str]
+    answer: str
 
 
 def _item(world: World) -> Item:
-    """A fact about the user, its forms filled in."""
     names, rng = world.names, world.rng
     roll = rng.random()
-    if roll < 0.2:
+    if roll < 0.15:
         v = names.person()
-        return ("name", [f"my name is {v}.", f"hello, my name is {v}."],
-                ["what is my name?", "who am I?", "do you remember my name?", "what am I called?"],
-                 f"Your name is {v}.")  # fmt: skip
-    if roll < 0.3:
+        return Item("name", [f"my name is {v}.", f"hello, my name is {v}.", f"I am {v}.",
+                             f"I'm {v}.", f"call me {v}.", f"hi, {v} here."],
+                    ["what is my name?", "who am I?", "do you remember my name?", "what's my name?",
+                     "what am I called?", "do you know who I am?", "my name?"],
+                    f"Your name is {v}.")  # fmt: skip
+    if roll < 0.25:
         v = names.place()
-        return ("home", [f"I live in {v}.", f"these days I live in {v}."],
-                ["where do I live?", "where is my home?", "in which place do I live?"],
-                 f"You live in {v}.")  # fmt: skip
-    if roll < 0.38:
-        v = rng.choice(words.JOBS)
-        return ("job", [articled(f"{said} a {v}.")
-                for said in ("I work as", "these days I work as")],
-                ["what is my job?", "what do I do for work?", "what do I work as?"],
-                 articled(f"You work as a {v}."))  # fmt: skip
-    if roll < 0.48:
-        k, v = "favourite colour", rng.choice(words.COLOURS)
-        return (
-            k,
-            [f"my {k} is {v}.", f"as you know, my {k} is {v}."],
-            [f"what is my {k}?", f"which is my {k}?"],
-            f"Your {k} is {v}.",
-        )
-    if roll < 0.58:
-        k, v = "favourite food", names.phrase(words.QUALITIES, words.FOODS)
-        return (k, [f"my {k} is {v}.", f"as you know, my {k} is {v}."],
-                [f"what is my {k}?", "what food do I like best?"],
-                 f"Your {k} is {v}.")  # fmt: skip
-    if roll < 0.75:
-        k, v = rng.choice(CODED), names.code()
-        asks = ASK_CODE
+        return Item("home", [f"I live in {v}.", f"these days I live in {v}.", f"I'm from {v}.",
+                             f"we moved to {v} last year.", f"my home is in {v}."],
+                    ["where do I live?", "where is my home?", "in which town do I live?",
+                     "what town am I in?", "where am I based?"],
+                    f"You live in {v}.")  # fmt: skip
+    if roll < 0.33:
+        v = names.of("job")
+        said = [
+            "I work as a {v}.",
+            "these days I work as a {v}.",
+            "I am a {v}.",
+            "I'm a {v} by trade.",
+        ]
+        return Item("job", [articled(one.format(v=v)) for one in said],
+                    ["what is my job?", "what do I do for work?", "what do I work as?",
+                     "what's my profession?", "how do I earn my living?"],
+                    articled(f"You work as a {v}."))  # fmt: skip
+    if roll < 0.6:
+        k = rng.choice(list(NAMED))
+        v, states, asks = names.of(NAMED[k]), STATE_NAMED, ASK_NAMED
     else:
-        k, v = rng.choice(NAMED), names.word()
-        asks = ASK
-    return (
+        k = rng.choice(list(VALUED))
+        v, states, asks = names.of(VALUED[k]), STATE, ASK
+    return Item(
         k,
-        [s.format(k=k, v=v) for s in STATE],
-        [a.format(k=k) for a in asks],
-        f"Your {k} is {v}.",
+        [articled(one.format(k=k, v="{v}")).format(v=v) for one in states],
+        [one.format(k=k) for one in asks],
+        f"Your {k} is {v}" + ("" if v.endswith(".") else "."),
     )
 
 
@@ -92,14 +109,12 @@ def recall(world: World, facts: int, questions: int, between: int = 0) -> Conver
     """The user states `facts` facts over some turns, does `between` other things, then asks."""
     rng = world.rng
     items, messages = _statements(world, facts)
-    for _ in range(between):
-        messages += short.task(world).messages
+    messages += short.task_of(world, between).messages
     asked = rng.sample(list(items.values()), min(questions, len(items)))
-    if questions > 2 and rng.random() < 0.3:
-        messages += _unknown(world, items)
-    for item in asked:
-        messages += [user(capital(rng.choice(item[2]))), assistant(item[3])]
-    return Conversation("recall", messages)
+    turns = [[_asked(world, item), assistant(item.answer)] for item in asked]
+    if questions > 2 and rng.random() < UNSAID:
+        turns.insert(rng.randint(0, len(turns)), _unknown(world, items))
+    return Conversation("recall", messages + [one for turn in turns for one in turn])
 
 
 def not_stated(world: World, facts: int) -> Conversation:
@@ -108,26 +123,28 @@ def not_stated(world: World, facts: int) -> Conversation:
     return Conversation("recall", messages + _unknown(world, items))
 
 
+def _asked(world: World, item: Item) -> Message:
+    return user(varied(world.rng, capital(world.rng.choice(item.questions))))
+
+
 def _statements(world: World, facts: int) -> tuple[dict[str, Item], list[Message]]:
     """Facts by their keys, and the turns in which the user states them."""
     rng = world.rng
     items: dict[str, Item] = {}
     while len(items) < facts:
         item = _item(world)
-        items.setdefault(item[0], item)
+        items.setdefault(item.key, item)
     pending = list(items.values())
-    messages: list[Message] = [system("You are a helpful assistant.")] if rng.random() < 0.4 else []
+    messages: list[Message] = [system("You are a helpful assistant.")] if rng.random() < 0.3 else []
     while pending:
         part = [pending.pop() for _ in range(min(len(pending), rng.randint(1, 3)))]
-        messages += [
-            user(" ".join(capital(rng.choice(item[1])) for item in part)),
-            assistant(NOTED),
-        ]
+        said = " ".join(capital(rng.choice(item.statements)) for item in part)
+        messages += [user(said), assistant(NOTED)]
     return items, messages
 
 
 def _unknown(world: World, items: dict[str, Item]) -> list[Message]:
     """A question for something that none of the items tells."""
-    while (other := _item(world))[0] in items:
+    while (other := _item(world)).key in items:
         pass
-    return [user(capital(world.rng.choice(other[2]))), assistant(UNKNOWN)]
+    return [_asked(world, other), assistant(UNKNOWN)]

@@ -1,4 +1,4 @@
-"""Short tasks that need no knowledge: repeat, change case, count, list, greet."""
+"""Short tasks that need no knowledge: repeat, change case, count, list, spell."""
 
 import string
 from collections.abc import Callable
@@ -14,7 +14,6 @@ KINDS = {  # and how often each is asked for
     "count": 2,
     "list": 2,
     "reverse": 1,
-    "greet": 2,
     "first": 2,
     "spell": 2,
 }
@@ -25,19 +24,6 @@ LISTS = {
     "colours": words.COLOURS,
     "fruits": ["apple", "pear", "plum", "cherry", "peach", "fig", "grape", "melon"],
     "animals": ["cat", "dog", "horse", "goat", "owl", "raven", "mule", "goose"],
-}
-GREETINGS = {
-    "Hello": "Hello! How can I help?",
-    "Hi": "Hello! How can I help?",
-    "Hello!": "Hello! How can I help?",
-    "Good morning": "Good morning! How can I help?",
-    "Thank you": "You are welcome.",
-    "Thanks!": "You are welcome.",
-    "How are you?": "I am well, thank you.",
-    "Goodbye": "Goodbye!",
-    "Bye": "Goodbye!",
-    "Hey there": "Hello! How can I help?",
-    "Good evening": "Good evening! How can I help?",
 }
 
 
@@ -105,15 +91,18 @@ def task(world: World) -> Conversation:
             "short",
             [user("Reverse the order: " + ", ".join(items)), assistant(", ".join(items[::-1]))],
         )
-    if kind == "first":
-        items = [names.word() for _ in range(rng.randint(2, 6))]
-        which, index = rng.choice((("first", 0), ("last", -1), ("second", 1)))
-        ask = rng.choice(("What is the {} word of: {}", "Give the {} of these: {}"))
-        return Conversation(
-            "short", [user(ask.format(which, ", ".join(items))), assistant(items[index])]
-        )
-    greeting = rng.choice(list(GREETINGS))
-    return Conversation("short", [user(greeting), assistant(GREETINGS[greeting])])
+    items = [names.word() for _ in range(rng.randint(2, 6))]
+    which, index = rng.choice((("first", 0), ("last", -1), ("second", 1)))
+    ask = rng.choice(("What is the {} word of: {}", "Give the {} of these: {}"))
+    return Conversation(
+        "short", [user(ask.format(which, ", ".join(items))), assistant(items[index])]
+    )
+
+
+def task_of(world: World, count: int) -> Conversation:
+    """Some tasks, one after the other."""
+    made = [task(world) for _ in range(count)]
+    return Conversation("short", [message for one in made for message in one.messages])
 
 
 def copying(world: World) -> Conversation:

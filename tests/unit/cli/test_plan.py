@@ -90,7 +90,7 @@ def test_the_demo_models_are_as_the_operators_page_reckons(
     argv = ("kv", str(root / "models/demo"), "--tokens", "1024")
     assumed, wide = planned(capsys, *argv), planned(capsys, *argv, "--kv-format", "float32")
     page = (root / "docs/operations.md").read_text()
-    assert f"2 × 6 × 4 × 64 × 2 = {assumed['kv_bytes_per_token']:,} bytes" in page
+    assert f"2 × 7 × 14 × 32 × 2 = {assumed['kv_bytes_per_token']:,} bytes" in page
     assert f"in float32 twice as many, {wide['kv_bytes_per_token']:,}" in page
 
 

@@ -351,8 +351,8 @@ def test_a_hub_s_model_is_checked_before_its_weights_are_fetched(
     for worker, words in (
         ({"tensor_parallel": 3}, "'m': .*tensor_parallel 3 does not divide the model's num_att"),
         (
-            {"tensor_parallel": 4, "quantization": "int4"},
-            "'m': .*'int4': intermediate_size 160, of each of 4 ranks, is no multiple",
+            {"tensor_parallel": 2, "quantization": "int4"},
+            r"'m': .*'int4': num_attention_heads \* head_dim 224, of each of 2 ranks, is no mul",
         ),
         ({"tensor_parallel": 2, "device": "cuda", "ray": {"num_gpus": 1}}, "num_gpus 1, and"),
         ({"kv_disk_dir": "/dev/null"}, "kv_disk_dir '/dev/null': it is no folder"),

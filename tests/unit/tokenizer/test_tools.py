@@ -64,7 +64,7 @@ def demo() -> ServedModel:
 
 @cache
 def compiler() -> Compiler:
-    return Compiler(str(FOLDER), 2048, [1])
+    return Compiler(str(FOLDER), 20480, [1])
 
 
 def request(*tools: Tool, constraint: Constraint | None = None, **fields: Any) -> PromptRequest:
@@ -91,7 +91,7 @@ def test_definitions_calls_and_results_stand_where_the_template_puts_them() -> N
     result = Message(role="tool", content=[ContentPart(text="12")], tool_call_id="c")
     asked.chat.messages.append(result)
     assert prompt_text(asked) == (
-        "<|tools|>find(q: string) - Finds things.\ngo()<|end|><|user|>Find it.<|end|><|assistant|>"
+        "<|tools|>Finds things. - find(q: string)\ngo()<|end|><|user|>Find it.<|end|><|assistant|>"
         '<tool_call>{"name": "find", "arguments": {"q": "x"}}</tool_call>'
         '<tool_call>{"name": "go", "arguments": {}}</tool_call><|end|>'
         "<|tool|>12<|end|><|assistant|>"

@@ -391,7 +391,7 @@ def test_a_lexer_of_very_many_states_is_refused() -> None:
     grammar = f"start: ({' | '.join(f'X{n}' for n in range(300))})*\n{alike}"
     demo = Path(__file__).parents[4] / "models" / "demo"
     with pytest.raises(ConstraintError, match="too many"):
-        _walk(Compiler(str(demo), 2048, [1]), grammar_of(Constraint("grammar", grammar)))
+        _walk(Compiler(str(demo), 20480, [1]), grammar_of(Constraint("grammar", grammar)))
 
 
 def test_a_grammar_that_is_there_is_not_waited_for(

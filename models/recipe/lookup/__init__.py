@@ -1,0 +1,1 @@
+"""Questions over passages: sets of passages, a question, and where the answer stands."""
