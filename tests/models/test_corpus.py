@@ -120,4 +120,6 @@ def test_no_placeholder_is_left(progress: float) -> None:
 
 def test_the_corpus_is_the_one_that_the_weights_saw() -> None:
     made = (render(corpus.example(random.Random(f"{i}"), i / 200)) for i in range(200))
-    assert zlib.crc32("".join(made).encode()) == 809995336, "retrain the models, then change this number"
+    assert zlib.crc32("".join(made).encode()) == 809995336, (
+        "retrain the models, then change this number"
+    )
