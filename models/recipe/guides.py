@@ -5,8 +5,8 @@ So training also tells where the last layer's own heads (`pointing.py`) are to l
 readings of the passages:
 
 - from the end of the prompt, where the answer begins; at the passages' markers if none tells it;
-- from each token of the answer, where that one stands, and where the next one does: at the
-  passage's number when all is said;
+- from each token of the answer, where the next one stands: at the passage's number when all is
+  said;
 - behind a pair of tokens like the last two, if the next one stands there; at the assistants'
   markers where there is no such pair.
 
@@ -70,8 +70,7 @@ class Guide:
     readings: list[Twice] = field(default_factory=list)  # none: nothing is told
     tells: list[tuple[int, int, int]] = field(default_factory=list)  # passage, first token, last
     texts: list[tuple[int, int]] = field(default_factory=list)  # of each passage: first, last
-    copies: list[Aim] = field(default_factory=list)  # where each token of the answer stands
-    follows: list[Aim] = field(default_factory=list)  # … and what comes next
+    follows: list[Aim] = field(default_factory=list)  # where what comes next stands
     begins: list[Aim] = field(default_factory=list)  # where the answer begins
     pairs: list[Aim] = field(default_factory=list)  # where the next token stands, behind a pair
     sources: list[Aim] = field(default_factory=list)  # what tells the answer
@@ -126,20 +125,19 @@ def _of_what_is_repeated(text: str, encoded: Encoding) -> Guide:
         aims = [(stretch.first - 1 + i, [at + i for at in places]) for i in range(stretch.size)]
         found.begins.append(aims[0])
         found.follows += aims[1:]
-        found.copies += [(at + 1, there) for at, there in aims]
         free.discard(stretch.first)
     for start in free:
         found.begins.append((start - 1, [asked(ids, start)]))
     found.pairs = _paired(ids, [text[a:b].strip(" ") for a, b in encoded.offsets], answers)
     some = random.Random(len(ids))
-    for aims in (found.begins, found.follows, found.copies, found.pairs, values):
+    for aims in (found.begins, found.follows, found.pairs, values):
         aims[:] = some.sample(aims, min(MOST, len(aims)))
     found.sources += values
     return found
 
 
 def _copied(ids: list[int], words: list[str], answer: int, found: Guide) -> None:
-    """Where each token of `V [n].` stands, and the next, if a passage has it to the letter.
+    """Where what comes next in `V [n].` stands, if a passage has it to the letter.
     `words`: what each token says, without a space.
     """
     cites = range(FIRST_CITE, FIRST_CITE + len(CITES))
@@ -157,7 +155,6 @@ def _copied(ids: list[int], words: list[str], answer: int, found: Guide) -> None
     if not firsts:
         return
     mark = ids.index(ids[cite], found.readings[cited].second)
-    found.copies = [(answer + i, [first + i for first in firsts]) for i in range(size)]
     found.follows = [(answer - 1 + i, [first + i for first in firsts]) for i in range(1, size)]
     found.follows += [(cite - 2, [mark]), (cite - 1, [mark])]
 

@@ -24,16 +24,14 @@ from models.recipe.copying import keep_codes
 from models.recipe.guides import Aims, looks
 from models.recipe.model import Llama
 from models.recipe.own_heads import TELLS
-from models.recipe.pointing import BEGINS, GOES_ON, REPEATS, STANDS
+from models.recipe.pointing import BEGINS, GOES_ON, REPEATS
 from models.recipe.reader import Pairs, Reader, missed, pairs, readable
 from models.recipe.swaps import Swaps
 from models.recipe.tokenizer import PAD
 
 Figures = dict[str, tuple[float, float]]  # sums, and of how many
-GUIDED = (
-    (BEGINS, "begins"), (GOES_ON, "follows"), (STANDS, "copies"), (REPEATS, "pairs"),
-    (TELLS, "sources"),
-)  # fmt: skip
+GUIDED = ((BEGINS, "begins"), (GOES_ON, "follows"), (REPEATS, "pairs"), (TELLS, "sources"))
+COMPARE = (GOES_ON, REPEATS)  # heads of large weights, for codes, which no layer before moves
 POINTING = 0.8  # weight of where heads look, beside the answers' tokens
 
 
@@ -191,10 +189,11 @@ class Answers(Lesson):
     def _pointing(self, part: list[Row], read: Tensor, width: int) -> tuple[Tensor, Figures]:
         """The sum of the heads' losses; `read`: what the last layer reads."""
         total, figures = read.new_zeros((), dtype=torch.float32), Figures()
-        for head, name in GUIDED[: self.llama.shape.heads]:
+        for head, name in GUIDED:
             aims = Aims.of([getattr(one.guide, name) for one in part], width)
-            if len(aims.rows):
-                lost = aims.missed(looks(self.llama, self.late, read, aims, head))
+            if head < self.llama.shape.heads and len(aims.rows):
+                seen = read.detach() if head in COMPARE else read
+                lost = aims.missed(looks(self.llama, self.late, seen, aims, head))
                 total = total + lost.sum()
                 figures[name] = lost.sum().item(), len(lost)
         return total, figures

@@ -63,8 +63,6 @@ def test_a_call_is_guided_to_its_tool_and_to_what_the_user_said(tokenizer: Token
     assert sorted(firsts) == sorted(["order", "Q", "id", "<|user|>"])
     for at, places in found.follows:
         assert {ids[at + 1]} == {ids[place] for place in places}
-    for at, places in found.copies:
-        assert all(shown(tokenizer, [ids[at]]) == shown(tokenizer, [ids[p]]) for p in places)
 
 
 def tool(name: str, purpose: str) -> dict[str, Any]:
@@ -152,4 +150,4 @@ def test_a_long_answer_counts_as_a_short_one(tokenizer: Tokenizer) -> None:
     said = " ".join(f"{n} violet{n}" for n in range(40, 80))
     made = Conversation("copying", [user(f"Repeat: {said}"), assistant(said)])
     _, found = guided(tokenizer, made)
-    assert len(found.follows) == len(found.copies) == MOST
+    assert len(found.follows) == MOST
