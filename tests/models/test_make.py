@@ -12,11 +12,11 @@ from models.recipe.swaps import Swaps
 from models.recipe.train import Plan
 
 FEW = {
-    "reader": Plan(1, 1e-4, 4e-4, (0.1, 0.1), longest=700),
-    "told": Plan(1, 1e-3, 0.0, (0.1, 0.1), longest=700),
-    "saying": Plan(1, 0.0, 4e-4, (0.1, 0.1), longest=700),
-    "answers": Plan(2, 2e-4, 4e-4, (0.1, 0.1), longest=700),
-    "draft": Plan(1, 2e-3, 1e-3, (0.1, 0.1), longest=700),
+    "reader": Plan(1, 1e-4, 4e-4, (0.1, 0.1), longest=500),
+    "told": Plan(1, 1e-3, 0.0, (0.1, 0.1), longest=500),
+    "saying": Plan(1, 0.0, 4e-4, (0.1, 0.1), longest=500),
+    "answers": Plan(2, 2e-4, 4e-4, (0.1, 0.1), longest=500),
+    "draft": Plan(1, 2e-3, 1e-3, (0.1, 0.1), longest=500),
 }
 
 
@@ -24,6 +24,7 @@ FEW = {
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         (train, "POOL", 6), (begin, "READ", 40), (begin, "FITTED", 20), (begin, "POINTED", 12),
+        (begin, "LONGEST", 450),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(swaps.Swaps, "of", lambda _: Swaps({}, {}, {}, set(), set()))
