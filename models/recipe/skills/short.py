@@ -27,9 +27,30 @@ LISTS = {
 }
 
 
+SAYINGS = (
+    "Good evening, {name}.", "hello", "The {thing} is late.", "the {thing} and the {other}",
+    "We meet at {place} tomorrow.", "Is {name} at home?", "I like my {thing} {quality}.",
+    "{name} has a {quality} {thing}!", "Please close the {thing}, {name}.", "see you in {place}",
+)  # fmt: skip
+
+
+def _typed(world: World, ask: str) -> str:
+    """As somebody may type it: without its full stop, or its capital."""
+    rng = world.rng
+    if rng.random() < 0.3:
+        ask = ask.removesuffix(".")
+    return ask[0].lower() + ask[1:] if rng.random() < 0.2 else ask
+
+
 def _phrase(world: World) -> str:
-    """A few made-up and known words in a random order."""
+    """A few made-up and known words in a random order, or what somebody may say."""
     rng, names = world.rng, world.names
+    if rng.random() < 0.3:
+        thing, other = rng.sample(words.THINGS, 2)
+        quality, name = rng.choice(words.QUALITIES), names.person().split()[0]
+        return rng.choice(SAYINGS).format(
+            name=name, thing=thing, other=other, place=names.place(), quality=quality
+        )
     pool: list[Callable[[], str]] = [
         lambda: rng.choice(words.THINGS),
         lambda: rng.choice(words.QUALITIES),
@@ -51,7 +72,7 @@ def task(world: World) -> Conversation:
         ask = rng.choice(
             ("Repeat: {}", "Say {}", "Repeat after me: {}", "Repeat this: {}", "Write {} again.")
         )
-        return Conversation("short", [user(ask.format(phrase)), assistant(phrase)])
+        return Conversation("short", [user(_typed(world, ask).format(phrase)), assistant(phrase)])
     if kind == "upper":
         word = names.lower_word() if rng.random() < 0.7 else rng.choice(words.THINGS)
         ask = rng.choice(
@@ -60,31 +81,48 @@ def task(world: World) -> Conversation:
                 "Uppercase the word {}.",
                 "Uppercase: {}",
                 "Put {} in upper case.",
+                "Write in capitals: {}",
             )
         )
-        return Conversation("short", [user(ask.format(word)), assistant(word.upper())])
+        return Conversation(
+            "short", [user(_typed(world, ask).format(word)), assistant(word.upper())]
+        )
     if kind == "lower":
         word = names.lower_word()
-        ask = rng.choice(("Write {} in small letters.", "Lowercase the word {}.", "Lowercase: {}"))
-        return Conversation("short", [user(ask.format(word.upper())), assistant(word)])
+        ask = rng.choice(
+            (
+                "Write {} in small letters.",
+                "Lowercase the word {}.",
+                "Lowercase: {}",
+                "Make this lower case: {}",
+            )
+        )
+        return Conversation(
+            "short", [user(_typed(world, ask).format(word.upper())), assistant(word)]
+        )
     if kind == "spell":
         word = names.lower_word()
         ask = rng.choice(("Spell {}.", "Spell the word {}.", "How do you spell {}?"))
-        return Conversation("short", [user(ask.format(word)), assistant(" ".join(word.upper()))])
-    if kind == "count":
-        n = rng.randint(2, 30)
-        ask = rng.choice(("Count to {}.", "Count from 1 to {}.", "Please count to {}."))
         return Conversation(
-            "short", [user(ask.format(n)), assistant(", ".join(map(str, range(1, n + 1))))]
+            "short", [user(_typed(world, ask).format(word)), assistant(" ".join(word.upper()))]
         )
+    if kind == "count":
+        n, first = rng.randint(2, 30), 1
+        ask = rng.choice(
+            ("Count to {}.", "Count from 1 to {}.", "Please count to {}.", "Count from {a} to {}.")
+        )
+        if "{a}" in ask:
+            first = rng.randint(1, n - 1)
+        counted = ", ".join(map(str, range(first, n + 1)))
+        said = _typed(world, ask).format(n, a=first)
+        return Conversation("short", [user(said), assistant(counted)])
     if kind == "list":
         name = rng.choice(list(LISTS))
         items = LISTS[name]
         n = rng.randint(2, min(7, len(items)))
         ask = rng.choice(("List {} {}.", "Name {} {}.", "Give me {} {}."))
-        return Conversation(
-            "short", [user(ask.format(n, name)), assistant("\n".join(f"- {i}" for i in items[:n]))]
-        )
+        said, listed = _typed(world, ask).format(n, name), "\n".join(f"- {i}" for i in items[:n])
+        return Conversation("short", [user(said), assistant(listed)])
     if kind == "reverse":
         items = [rng.choice(words.THINGS) for _ in range(rng.randint(2, 4))]
         return Conversation(
