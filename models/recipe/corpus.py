@@ -1,7 +1,6 @@
 """The mixture: which skill each example trains, and how hard it is at which point."""
 
 import random
-from collections.abc import Iterator
 
 from models.recipe.conversation import Conversation
 from models.recipe.skills import about, extract, passages, recall, short, smalltalk, story, tools
@@ -14,7 +13,7 @@ START = {
     "talk": 0.5, "story": 0,
 }  # fmt: skip
 LATER = {
-    "copying": 1, "passages": 40, "recall": 11, "json": 19, "tools": 16, "short": 10, "about": 3,
+    "copying": 1, "passages": 40, "recall": 11, "json": 19, "tools": 16, "short": 10, "about": 5,
     "talk": 7, "story": 2,
 }  # fmt: skip
 MIXED_AT = 0.3
@@ -120,10 +119,3 @@ def graded(rng: random.Random, skill: str) -> Conversation:
     if skill == "story":
         return story.story(world)
     raise KeyError(skill)
-
-
-def training(seed: int, first: int, progress: float) -> Iterator[Conversation]:
-    """Training examples from number `first` on; each depends on (seed, number, progress)."""
-    while True:
-        yield example(random.Random(f"{seed}/{first}"), progress)
-        first += 1

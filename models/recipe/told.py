@@ -19,14 +19,14 @@ from models.recipe.model import Llama
 from models.recipe.reader import Pair, Pairs, Reader
 from models.recipe.teacher import unit
 
-TELLS = 6  # layers
+TOLD = 6  # layers
 LEAST = 0.02  # spread of a feature; states are of unit variance
 EVEN = 0.3  # weight of the streams' being as large
 
 
 def streams(model: Llama, inputs: Tensor) -> list[Tensor]:
     """What the demo model's layers say where MiniLM's do: (rows, tokens, hidden) each."""
-    return model.reads(inputs, *range(1, TELLS + 1))
+    return model.reads(inputs, *range(1, TOLD + 1))
 
 
 def uneven(streams: list[Tensor], there: Tensor) -> Tensor:
@@ -45,17 +45,12 @@ def unlike(streams: list[Tensor], some: list[list[Pair]], reader: Reader) -> Ten
     with torch.no_grad():
         made = Pairs.of([[pair] for _, pair in flat])
         said = reader.said(made)
-    row, ours, pair, theirs = (
-        torch.tensor([at for one in column for at in one])
-        for column in zip(
-            *(
-                ([r] * n, range(second, second + n), [i] * n, range(one.mark, one.mark + n))
-                for i, (r, one) in enumerate(flat)
-                for n, second in [(len(one.ids) - one.mark, one.second.start)]
-            ),
-            strict=True,
-        )
-    )
+    places = [  # of each token: the row and where in it, the pair and where in that
+        (row, one.second.start + at, number, one.mark + at)
+        for number, (row, one) in enumerate(flat)
+        for at in range(len(one.ids) - one.mark)
+    ]
+    row, ours, pair, theirs = torch.tensor(places).T
     likes = [
         _like(unit(mine[row, ours, :WIDTH].float()), told[pair, theirs])
         for mine, told in zip(streams, said, strict=True)

@@ -16,7 +16,6 @@ from models.recipe.evaluate import (
     SKILLS,
     Writer,
     agreement,
-    cases,
     measure,
     write_card,
 )
@@ -72,12 +71,6 @@ def test_generates_through_transformers() -> None:
     assert said == "1, 2, 3, 4, 5"
 
 
-def test_a_story_is_long() -> None:
-    _, tokenizer = loaded(DEMO)
-    case = cases("story", 1)[0]
-    assert len(tokenizer.encode(case.messages[-1]["content"]).ids) >= 300
-
-
 # Each is one to three of the twenty below what they were measured at, for another CPU's rounding.
 FLOORS = {
     "passages": 45,
@@ -113,9 +106,7 @@ def passages_of(source: str) -> list[dict[str, str]]:
     return [{"title": title.removeprefix("# "), "text": text.replace("\n", " ")} for text in texts]
 
 
-# Share of the questions about the example documents that must be answered (0.85 are; 0.9 were by
-# the first edition, whose own sentences they are of, and whose floor it was).
-EXAMPLES_FLOOR = 0.8
+EXAMPLES_FLOOR = 0.9  # share of the questions about the example documents that must be answered
 
 
 def test_answers_questions_about_the_example_documents() -> None:

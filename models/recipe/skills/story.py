@@ -1,12 +1,17 @@
 """A long templated story on request: 300 tokens and more, to see streaming by."""
 
 from models.recipe import words
+from models.recipe.bank.wording import varied
 from models.recipe.conversation import Conversation, assistant, system, user
 from models.recipe.world import World, articled, capital
 
 ASKS = ["Tell me a story about {hero}.", "Tell me a long story about {hero}.",
         "Write a story about {hero}.", "I would like a story about {hero}.",
-        "Please write a long story. The hero is {hero}."]  # fmt: skip
+        "Please write a long story. The hero is {hero}.", "story about {hero}",
+        "Do you know a story about {hero}?", "Write me a tale of {hero}."]  # fmt: skip
+CREATURES = ["fox", "bear", "mouse", "hare", "wolf", "frog", "cat", "dog", "horse", "dragon",
+             "hen", "bird", "king", "princess", "robot", "giant", "witch", "sailor", "clock",
+             "boat", "tree", "cloud", "teacher", "knight", "fish", "bee"]  # fmt: skip
 PLAIN = [
     "Tell me a story.",
     "Tell me a long story.",
@@ -40,8 +45,10 @@ SCENES = [
 ]  # fmt: skip
 
 
-def tale(world: World, hero: str) -> str:
-    """A story in five paragraphs; its words depend on the world's generator."""
+def tale(world: World, hero: str, opening: str) -> str:
+    """A story in five paragraphs; `opening`: who the hero is. Its words depend on the world's
+    generator.
+    """
     rng = world.rng
     objects = {
         "hero": hero,
@@ -56,12 +63,7 @@ def tale(world: World, hero: str) -> str:
             colour=rng.choice(words.COLOURS), thing=rng.choice(words.THINGS),
         )))  # fmt: skip
 
-    sentences = [
-        f"Once there was the {objects['job']}'s child called {hero}, who lived by the sea."
-        if hero != "a child"
-        else "Once there was a child who lived by the sea."
-    ]
-    sentences += [scene(s) for s in SCENES]
+    sentences = [articled(f"Once there was {opening} by the sea."), *map(scene, SCENES)]
     sentences.append(
         f"And whenever the bells ring in {rng.choice(words.SEASONS)}, "
         f"{hero} still thinks of that day. The end."
@@ -70,10 +72,22 @@ def tale(world: World, hero: str) -> str:
 
 
 def story(world: World) -> Conversation:
-    """A request for a story, with or without a hero's name."""
+    """A request for a story of somebody by name, of some creature or thing, or of nobody."""
     rng = world.rng
-    named = rng.random() < 0.75
-    hero = world.names.word() if named else "a child"
-    request = rng.choice(ASKS).format(hero=hero) if named else rng.choice(PLAIN)
+    roll, ask = rng.random(), rng.choice(ASKS)
+    if roll < 0.5:
+        hero = named = world.names.word()
+        opening = f"the {rng.choice(words.JOBS[:12])}'s child called {hero}, who lived"
+    elif roll < 0.8:
+        kind = rng.choice(CREATURES) if rng.random() < 0.6 else world.names.of("animal")
+        if rng.random() < 0.3:
+            kind = f"{rng.choice(words.ANY_ADJECTIVE)} {kind}"
+        hero, named = f"the {kind}", rng.choice(("a ", "the ")) + kind
+        opening = f"a {kind} that lived"
+    else:
+        ask = rng.choice(PLAIN)
+        hero, named, opening = "a child", "", "a child who lived"
+    asked = articled(ask.format(hero=named))
     head = [system("You are a helpful assistant.")] if rng.random() < 0.3 else []
-    return Conversation("story", [*head, user(request), assistant(tale(world, hero))])
+    told = assistant(tale(world, hero, opening))
+    return Conversation("story", [*head, user(varied(rng, asked)), told])

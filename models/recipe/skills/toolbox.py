@@ -152,4 +152,40 @@ FAMILIES = [
     Family(["convert_currency", "exchange"], ["Convert an amount into another currency."],
            [MONEY, COUNTRY],
            ["How much is {0} in the money of {1}?", "Convert {0} to the currency of {1}."]),
+    Family(["book_hotel", "reserve_room", "hotel"], ["Book a room in a town."], [CITY, DAY],
+           ["Book a hotel in {0} for {1}.", "I need a room in {0} on {1}.",
+            "Find me a bed in {0} on {1}."]),
+    Family(["find_flight", "flights", "search_flights"], ["Find flights between two places."],
+           [FROM, TO],
+           ["Find a flight from {0} to {1}.", "Which flights go from {0} to {1}?",
+            "I want to fly from {0} to {1}."]),
+    Family(["set_temperature", "heating", "thermostat"], ["Set the temperature of a room."],
+           [ROOM, Argument(["degrees", "temperature", "level"], [], whole=True)],
+           ["Set the {0} to {1} degrees.", "Make it {1} degrees in the {0}.",
+            "Heat the {0} to {1}."]),
+    Family(["add_to_list", "shopping_list", "add_item"], ["Put an item on the shopping list."],
+           [ITEM],
+           ["Put {0} on the shopping list.", "We need {0}.", "Add {0} to my list."]),
+    Family(["open_ticket", "report_problem", "create_ticket"], ["Report a problem."],
+           [Argument(["subject", "problem", "summary"], ["product", "vehicle", "instrument"])],
+           ["The {0} is broken.", "Open a ticket about the {0}.", "Something is wrong with {0}."]),
+    Family(["share_file", "send_file"], ["Share a file with a person."], [FILE, PERSON],
+           ["Share {0} with {1}.", "Send {0} to {1}.", "Let {1} see {0}."]),
+    Family(["delete_file", "remove_file"], ["Delete a file."], [FILE],
+           ["Delete {0}.", "Remove the file {0}.", "Get rid of {0}."]),
 ]  # fmt: skip
+
+# What else a family would do, by their first names: where it is offered, that is not declined.
+_TELLING = (
+    "get_weather", "get_time", "get_price", "check_stock", "find_book", "find_route", "get_user",
+    "get_population", "company_info", "capital_of", "match_result", "plant_care", "fetch_page",
+    "find_flight", "translate", "convert_currency", "track_order",
+)  # fmt: skip
+SERVES = {
+    "search": _TELLING, "fetch_page": ("search",), "order_item": ("add_to_list", "book_ticket"),
+    "add_to_list": ("order_item",), "book_ticket": ("find_flight",),
+    "find_flight": ("book_ticket", "find_route"), "find_route": ("find_flight", "book_ticket"),
+    "send_message": ("call", "remind"), "send_email": ("share_file",), "remind": ("set_alarm",),
+    "set_alarm": ("remind", "set_timer"), "set_timer": ("set_alarm",), "get_user": ("search",),
+    "company_info": ("search",), "schedule_meeting": ("remind",), "find_book": ("search",),
+}  # fmt: skip
