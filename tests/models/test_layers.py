@@ -269,7 +269,7 @@ def test_heads_between_say_nothing_at_first_and_can_learn_to(model: Llama, drawn
             cast(Layer, model.model.layers[number]).self_attn.o_proj.weight[:, :64] += 0.1
     own_heads.write(model, [drawn])
     torch.testing.assert_close(model.hidden(drawn), said)
-    model.reads(drawn, 6)[0].square().sum().backward()
+    model.reads(drawn[:12], 6)[0].square().sum().backward()
     for number in own_heads.BETWEEN:
         attention = cast(Layer, model.model.layers[number]).self_attn
         for head in (own_heads.ASKED, own_heads.FOLLOWED):
@@ -289,7 +289,7 @@ def test_what_tells_is_looked_for_as_where_answers_begin(pointed: Llama, drawn: 
     assert (looked(pointed, drawn, own_heads.TELLS) == begins).all()
     moved = attention.o_proj.weight
     assert not moved[:, attention.rows(own_heads.TELLS)].any()
-    pointed.hidden(drawn).square().sum().backward()
+    pointed.hidden(drawn[:12]).square().sum().backward()
     assert moved.grad is not None
     assert moved.grad[:, attention.rows(own_heads.TELLS)].abs().amax(0).all()
 
@@ -336,7 +336,7 @@ def test_what_codes_are_made_of_is_not_moved(pointed: Llama, drawn: Tensor) -> N
 
     before, row_before = codes(), moved.model.embed_tokens.weight[drawn[0, 3]].detach().clone()
     for _ in range(3):
-        moved.reads(drawn, 6)[0][..., : minilm.WIDTH].square().sum().backward()
+        moved.reads(drawn[:12], 6)[0][..., : minilm.WIDTH].square().sum().backward()
         copying.keep_codes(moved)
         optimizer.step()
         optimizer.zero_grad()
