@@ -190,8 +190,10 @@ class Answers(Lesson):
         """The sum of the heads' losses; `read`: what the last layer reads."""
         total, figures = read.new_zeros((), dtype=torch.float32), Figures()
         for head, name in GUIDED:
+            if head >= self.llama.shape.heads:
+                continue
             aims = Aims.of([getattr(one.guide, name) for one in part], width)
-            if head < self.llama.shape.heads and len(aims.rows):
+            if len(aims.rows):
                 seen = read.detach() if head in COMPARE else read
                 lost = aims.missed(looks(self.llama, self.late, seen, aims, head))
                 total = total + lost.sum()

@@ -18,12 +18,13 @@ from services.tokenizer.checkpoints.models import ServedModel, load
 from services.tokenizer.prompts.constraint import constraint_of
 from services.tokenizer.prompts.context import Prompt
 from services.worker.engine.messages import Constraint, Pooling, Request, Sampling
+from services.worker.engine.models.registry import read_config
 from tests.support.served import checkpoint_of
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 DRAFT = DEMO.with_name("demo-draft")
-CONFIG = json.loads((DEMO / "config.json").read_text())
-VOCAB, HIDDEN, EOS, WINDOW = CONFIG["vocab_size"], CONFIG["hidden_size"], 1, 256
+SHAPE = read_config(DEMO)
+VOCAB, HIDDEN, EOS, WINDOW = SHAPE.vocab_size, SHAPE.hidden_size, 1, 256
 PROMPT = Prompt(np.array([1], np.uint32), 9, PromptPlan(), b"", "")
 SCHEMA = {
     "type": "object",

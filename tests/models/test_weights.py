@@ -78,7 +78,7 @@ def test_a_story_is_long() -> None:
     assert len(tokenizer.encode(case.messages[-1]["content"]).ids) >= 300
 
 
-# Each is two or three of the twenty below what they were measured at, for another CPU's rounding.
+# Each is one to three of the twenty below what they were measured at, for another CPU's rounding.
 FLOORS = {
     "passages": 45,
     "not_told": 60,

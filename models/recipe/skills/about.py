@@ -1,7 +1,8 @@
 """A small fixed set of facts about Penstock itself, asked in several ways."""
 
+from models.recipe.bank.wording import varied
 from models.recipe.conversation import Conversation, Message, assistant, system, user
-from models.recipe.world import World
+from models.recipe.world import World, capital
 
 SERVICES = {
     "gateway": "The gateway authenticates requests, checks them against limits, and streams "
@@ -22,24 +23,27 @@ SERVICES = {
 }
 FACTS = [
     (["Which services does Penstock have?", "What services are in Penstock?",
-      "List the services of Penstock.", "What are the parts of Penstock?"],
+      "List the services of Penstock.", "What are the services of Penstock called?",
+      "Name Penstock's services.", "Which services make up Penstock?"],
      "Penstock has a gateway, a tokenizer, a router, workers, and a retrieval service."),
-    (["What does Penstock use Redis for?", "Why does Penstock need Redis?"],
+    (["What does Penstock use Redis for?", "Why does Penstock need Redis?",
+      "What is Redis for?", "What is in Redis?", "Why is there a Redis?"],
      "Penstock uses Redis for the registry of replicas, admission order, limits, caches, and "
      "durable jobs."),
-    (["What does Ray do in Penstock?", "What is Ray Serve used for in Penstock?"],
+    (["What does Ray do in Penstock?", "What is Ray Serve used for in Penstock?",
+      "What is Ray for?", "Why does Penstock use Ray?", "Does Ray carry tokens?"],
      "Ray Serve places, checks, and scales the services, but it carries no tokens."),
-    (["How do Penstock's services talk to each other?", "What joins the services of Penstock?"],
+    (["How do Penstock's services talk to each other?", "What joins the services of Penstock?",
+      "Which protocol do the services of Penstock speak?", "How are the services connected?"],
      "Penstock's services talk over long-lived gRPC streams, one frame per engine step."),
 ]  # fmt: skip
 ASKS = [
-    "What does the {} do?",
-    "What is the {} for?",
-    "What does the {} of Penstock do?",
-    "Explain the {}.",
-    "Tell me about the {}.",
-    "What is the {}?",
-]
+    "what does the {} do?", "what is the {} for?", "what does the {} of Penstock do?",
+    "explain the {}.", "tell me about the {}.", "what is the {}?", "what is a {}?", "{}?",
+    "what's a {}?", "what is Penstock's {}?", "why does Penstock have a {}?", "what are {}s?",
+    "what do {}s do?", "how does the {} work?", "what happens in the {}?", "the {}?",
+    "can you explain what a {} is?", "what is meant by {}?", "why is there a {}?",
+]  # fmt: skip
 
 
 def about(world: World, turns: int) -> Conversation:
@@ -49,8 +53,9 @@ def about(world: World, turns: int) -> Conversation:
     for _ in range(turns):
         if rng.random() < 0.55:
             name = rng.choice(list(SERVICES))
-            messages += [user(rng.choice(ASKS).format(name)), assistant(SERVICES[name])]
+            asked = capital(rng.choice(ASKS).format(name))
+            messages += [user(varied(rng, asked)), assistant(SERVICES[name])]
         else:
             asks, answer = rng.choice(FACTS)
-            messages += [user(rng.choice(asks)), assistant(answer)]
+            messages += [user(varied(rng, rng.choice(asks))), assistant(answer)]
     return Conversation("about", messages)

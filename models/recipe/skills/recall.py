@@ -10,6 +10,7 @@ from models.recipe.world import World, articled, capital
 NOTED = "Noted."
 UNKNOWN = "You have not told me."
 UNSAID = 0.6  # of the longer conversations, those that ask for what nobody said
+BESIDE = 0.5  # of what is asked for and nobody said, what is of a kind that somebody did say
 
 NAMED = {  # what the user may have that has a name, and the kind of that
     "dog": "pet", "cat": "pet", "horse": "pet", "parrot": "pet", "hamster": "pet",
@@ -91,12 +92,15 @@ def _item(world: World) -> Item:
                     ["what is my job?", "what do I do for work?", "what do I work as?",
                      "what's my profession?", "how do I earn my living?"],
                     articled(f"You work as a {v}."))  # fmt: skip
-    if roll < 0.6:
-        k = rng.choice(list(NAMED))
-        v, states, asks = names.of(NAMED[k]), STATE_NAMED, ASK_NAMED
+    return _of(world, rng.choice(list(NAMED if roll < 0.6 else VALUED)))
+
+
+def _of(world: World, k: str) -> Item:
+    """Something that the user may have."""
+    if k in NAMED:
+        v, states, asks = world.names.of(NAMED[k]), STATE_NAMED, ASK_NAMED
     else:
-        k = rng.choice(list(VALUED))
-        v, states, asks = names.of(VALUED[k]), STATE, ASK
+        v, states, asks = world.names.of(VALUED[k]), STATE, ASK
     return Item(
         k,
         [articled(one.format(k=k, v="{v}")).format(v=v) for one in states],
@@ -144,7 +148,15 @@ def _statements(world: World, facts: int) -> tuple[dict[str, Item], list[Message
 
 
 def _unknown(world: World, items: dict[str, Item]) -> list[Message]:
-    """A question for something that none of the items tells."""
-    while (other := _item(world)).key in items:
-        pass
+    """A question for something that none of the items tells: of the cat, where they tell of a
+    dog, at times.
+    """
+    kinds = NAMED | VALUED
+    said = {kinds[key] for key in items if key in kinds} - {"company", "ship", "town"}  # one thing
+    beside = [key for key, kind in kinds.items() if kind in said and key not in items]
+    if beside and world.rng.random() < BESIDE:
+        other = _of(world, world.rng.choice(beside))
+    else:
+        while (other := _item(world)).key in items:
+            pass
     return [_asked(world, other), assistant(UNKNOWN)]

@@ -1,12 +1,17 @@
 """A long templated story on request: 300 tokens and more, to see streaming by."""
 
 from models.recipe import words
+from models.recipe.bank.wording import varied
 from models.recipe.conversation import Conversation, assistant, system, user
 from models.recipe.world import World, articled, capital
 
 ASKS = ["Tell me a story about {hero}.", "Tell me a long story about {hero}.",
         "Write a story about {hero}.", "I would like a story about {hero}.",
-        "Please write a long story. The hero is {hero}."]  # fmt: skip
+        "Please write a long story. The hero is {hero}.", "story about {hero}",
+        "Do you know a story about {hero}?", "Write me a tale of {hero}."]  # fmt: skip
+CREATURES = ["fox", "bear", "mouse", "hare", "wolf", "frog", "cat", "dog", "horse", "dragon",
+             "hen", "bird", "king", "princess", "robot", "giant", "witch", "sailor", "clock",
+             "boat", "tree", "cloud", "teacher", "knight", "fish", "bee"]  # fmt: skip
 PLAIN = [
     "Tell me a story.",
     "Tell me a long story.",
@@ -56,11 +61,13 @@ def tale(world: World, hero: str) -> str:
             colour=rng.choice(words.COLOURS), thing=rng.choice(words.THINGS),
         )))  # fmt: skip
 
-    sentences = [
-        f"Once there was the {objects['job']}'s child called {hero}, who lived by the sea."
-        if hero != "a child"
-        else "Once there was a child who lived by the sea."
-    ]
+    if hero.startswith("the "):
+        first = articled(f"Once there was a {hero.removeprefix('the ')} that lived by the sea.")
+    elif hero == "a child":
+        first = "Once there was a child who lived by the sea."
+    else:
+        first = f"Once there was the {objects['job']}'s child called {hero}, who lived by the sea."
+    sentences = [first]
     sentences += [scene(s) for s in SCENES]
     sentences.append(
         f"And whenever the bells ring in {rng.choice(words.SEASONS)}, "
@@ -70,10 +77,18 @@ def tale(world: World, hero: str) -> str:
 
 
 def story(world: World) -> Conversation:
-    """A request for a story, with or without a hero's name."""
+    """A request for a story of somebody by name, of some creature or thing, or of nobody."""
     rng = world.rng
-    named = rng.random() < 0.75
-    hero = world.names.word() if named else "a child"
-    request = rng.choice(ASKS).format(hero=hero) if named else rng.choice(PLAIN)
+    roll, hero, asked = rng.random(), "a child", rng.choice(PLAIN)
+    if roll < 0.5:
+        hero = world.names.word()
+        asked = rng.choice(ASKS).format(hero=hero)
+    elif roll < 0.8:
+        kind = rng.choice(CREATURES) if rng.random() < 0.6 else world.names.of("animal")
+        if rng.random() < 0.3:
+            kind = f"{rng.choice(words.ANY_ADJECTIVE)} {kind}"
+        hero = f"the {kind}"
+        asked = articled(rng.choice(ASKS).format(hero=rng.choice(("a ", "the ")) + kind))
     head = [system("You are a helpful assistant.")] if rng.random() < 0.3 else []
-    return Conversation("story", [*head, user(request), assistant(tale(world, hero))])
+    told = assistant(tale(world, hero))
+    return Conversation("story", [*head, user(varied(rng, asked)), told])

@@ -5,6 +5,7 @@ question gives each argument; the call repeats them as JSON.
 """
 
 import json
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,14 @@ RESULTS = {  # keys of what tools return, and the kinds of their values
     "place": "town", "day": "weekday", "name": "person", "code": "code", "wind": "speed",
     "size": "area", "length": "distance", "since": "year", "owner": "company",
 }  # fmt: skip
+VERBS = [
+    "fetch", "query", "do", "make", "request", "ask", "show", "handle", "read", "run", "load",
+    "retrieve", "create", "start", "perform", "check", "compute", "give", "lookup", "use",
+]  # fmt: skip
+ENDINGS = [
+    "v2", "now", "for_me", "api", "service", "local", "tool", "request", "action", "lookup",
+    "info", "helper", "client", "task",
+]  # fmt: skip
 PLAIN = ["town", "time", "money", "person", "code", "number", "temperature", "date", "book", "url"]
 
 
@@ -39,25 +48,65 @@ class Tool:
         return varied(world.rng, question), dict(zip(self.arguments, values, strict=True))
 
 
-def tool(world: World, family: Family) -> Tool:
-    """One of a family, its name, argument names and texts drawn at random."""
+def tool(world: World, family: Family, taken: set[str] | None = None) -> Tool:
+    """One of a family, its name, argument names and texts drawn at random; the name is none of
+    those taken.
+    """
     rng = world.rng
     names: list[str] = []
     for argument in family.arguments:
         names.append(rng.choice([name for name in argument.names if name not in names]))
-    name = rng.choice(family.names)
-    if rng.random() < 0.1:
-        name = f"{name}_{rng.choice(('v2', 'now', 'for_me', 'api', 'service', 'local'))}"
+    names = [_another_key(rng, name) for name in names]
+    while (name := _named(rng, family)) in (taken or ()):
+        pass
     pairs = zip(names, family.arguments, strict=True)
     properties: dict[str, Any] = {name: {"type": one.type} for name, one in pairs}
     if rng.random() < 0.12:  # an argument that the question does not give
         properties["unit" if rng.random() < 0.5 else "format"] = {"type": "string"}
+    described = rng.random() < 0.9 or name not in family.names
     function = {
         "name": name,
-        "description": rng.choice(family.descriptions) if rng.random() < 0.9 else "",
+        "description": rng.choice(family.descriptions) if described else "",
         "parameters": {"type": "object", "properties": properties, "required": list(names)},
     }
     return Tool(family, name, names, {"type": "function", "function": function})
+
+
+def tools(world: World, families: list[Family]) -> list[Tool]:
+    """One of each family, of different names."""
+    made: list[Tool] = []
+    for family in families:
+        made.append(tool(world, family, {one.name for one in made}))
+    return made
+
+
+def _named(rng: random.Random, family: Family) -> str:
+    """A name as programs have them: one that the family is known by, or made of a verb and what
+    the family is about, so that a call repeats what is offered and not what is usual.
+    """
+    name, roll = rng.choice(family.names), rng.random()
+    if roll < 0.4:
+        return name
+    about = name.removeprefix("get_").removeprefix("find_").split("_")[-1]
+    if roll < 0.7:
+        name = f"{rng.choice(VERBS)}_{about}"
+    elif roll < 0.8:
+        name = f"{about}_{rng.choice(ENDINGS)}"
+    else:
+        name = f"{name}_{rng.choice(ENDINGS)}"
+    style = rng.random()
+    if style < 0.2:
+        first, *rest = name.split("_")
+        return first + "".join(map(str.capitalize, rest))
+    return name.replace("_", "-") if style < 0.3 else name
+
+
+def _another_key(rng: random.Random, key: str) -> str:
+    """The key of an argument, at times with more to it."""
+    if rng.random() < 0.7 or len(key) == 1:
+        return key
+    form = rng.choice(("{}_name", "{}_value", "the_{}", "user_{}", "{}_id", "{}Name", "new_{}"))
+    return form.format(key)
 
 
 def _call(world: World, name: str, arguments: dict[str, str | int]) -> Message:
@@ -98,7 +147,7 @@ def calls(
     """1-5 tools offered; each turn asks for one, or for one that is not there, or for no tool."""
     rng = world.rng
     families = rng.sample(FAMILIES, rng.randint(1, 5))
-    tools = [tool(world, family) for family in families]
+    offered = tools(world, families)
     messages: list[Message] = [system("You are a helpful assistant.")] if rng.random() < 0.3 else []
     for _ in range(turns):
         roll = rng.random()
@@ -107,8 +156,8 @@ def calls(
         elif roll < share_declined + share_other:
             messages += short.task(world).messages
         else:
-            messages += _turn(world, rng.choice(tools), with_results)
-    return Conversation("tools", messages, tools=[one.schema for one in tools])
+            messages += _turn(world, rng.choice(offered), with_results)
+    return Conversation("tools", messages, tools=[one.schema for one in offered])
 
 
 def _turn(world: World, one: Tool, with_result: bool) -> list[Message]:
@@ -126,7 +175,7 @@ def _turn(world: World, one: Tool, with_result: bool) -> list[Message]:
 def declined(world: World) -> Conversation:
     """1-5 tools offered, and a request that none of them serves."""
     families = world.rng.sample(FAMILIES, world.rng.randint(1, 5))
-    offered = [tool(world, family).schema for family in families]
+    offered = [one.schema for one in tools(world, families)]
     return Conversation("tools", _declined(world, families), tools=offered)
 
 
@@ -138,5 +187,5 @@ def _declined(world: World, families: list[Family]) -> list[Message]:
 
 def beside(world: World, made: Conversation) -> Conversation:
     """Tools are offered, but the passages answer: no call is made."""
-    made.tools = [tool(world, family).schema for family in world.rng.sample(FAMILIES, 2)]
+    made.tools = [one.schema for one in tools(world, world.rng.sample(FAMILIES, 2))]
     return made

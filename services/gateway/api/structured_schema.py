@@ -78,7 +78,7 @@ class Structured(Body):
         if wanted.type == "json_object":
             return [("response_format", Constraint(json_object=True))]
         if wanted.json_schema is None:
-            raise bad_value("response_format.json_schema", "is missing")
+            raise bad_value("response_format.json_schema", "the type 'json_schema' needs it")
         at = "response_format.json_schema.schema"
         return [(at, _json_schema(wanted.json_schema.definition, at))]
 
