@@ -1,7 +1,6 @@
 """The mixture: which skill each example trains, and how hard it is at which point."""
 
 import random
-from collections.abc import Iterator
 
 from models.recipe.conversation import Conversation
 from models.recipe.skills import about, extract, passages, recall, short, smalltalk, story, tools
@@ -120,10 +119,3 @@ def graded(rng: random.Random, skill: str) -> Conversation:
     if skill == "story":
         return story.story(world)
     raise KeyError(skill)
-
-
-def training(seed: int, first: int, progress: float) -> Iterator[Conversation]:
-    """Training examples from number `first` on; each depends on (seed, number, progress)."""
-    while True:
-        yield example(random.Random(f"{seed}/{first}"), progress)
-        first += 1

@@ -20,7 +20,8 @@ tells how it goes on (`sources.py`); at the markers if nothing does.
 import random
 from bisect import bisect_right
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from models.recipe.conversation import Conversation
 from models.recipe.model import Layer, Llama
-from models.recipe.repeated import Aim, repeated
+from models.recipe.repeated import Aim, Repeated, repeated
 from models.recipe.sources import asked, of_answers, of_values
 from models.recipe.tokenizer import ASSISTANT, CITES, DOCUMENTS, END, FIRST_CITE, USER
 
@@ -84,7 +85,7 @@ class Guide:
 def guide(made: Conversation, text: str, encoded: Encoding, answer: int) -> Guide:
     """`answer`: position of the first token of the last answer, which `text` ends with."""
     if made.skill not in ("passages", "not_told") or not made.documents:
-        return _of_what_is_repeated(text, encoded)
+        return _of_what_is_repeated(made, text, encoded)
     ids: list[int] = encoded.ids
     starts = [start for start, _ in encoded.offsets]
 
@@ -110,19 +111,32 @@ def guide(made: Conversation, text: str, encoded: Encoding, answer: int) -> Guid
     return found
 
 
-def _of_what_is_repeated(text: str, encoded: Encoding) -> Guide:
+def _of_what_is_repeated(made: Conversation, text: str, encoded: Encoding) -> Guide:
     """For answers of which each may repeat something of all that stands before it."""
     ids: list[int] = encoded.ids
+    starts = [start for start, _ in encoded.offsets]
     shown = [at for one in readings(ids) for at in range(one.second, one.stop)]
     marks = [at for at, token in enumerate(ids) if token == ASSISTANT]
     answers = [range(at + 1, ids.index(END, at)) for at in marks if not shown or at > shown[-1]]
     found, free, second = Guide(), {one.start for one in answers}, set(shown)
-    stretches = repeated(text, encoded, answers)
+    telling = [
+        one for one in answers if text[starts[one.start] : starts[one.stop]] not in made.rote
+    ]
+
+    def chosen(one: Repeated) -> Repeated:
+        """A key is asked for by the question, a value told by a passage's second reading."""
+        where: Container[int] = second
+        if one.key and made.skill == "json":
+            where = range(asked(ids, one.first), one.first)
+        return replace(one, places=[at for at in one.places if at in where] or one.places)
+
+    stretches = [chosen(one) for one in repeated(text, encoded, telling)]
     found.sources = of_answers(text, encoded, answers, stretches)
-    values = of_values(text, encoded, answers, stretches, second)
+    values = of_values(text, encoded, answers, stretches)
     for stretch in stretches:
-        places = [place for place in stretch.places if place in second] or stretch.places
-        aims = [(stretch.first - 1 + i, [at + i for at in places]) for i in range(stretch.size)]
+        aims = [
+            (stretch.first - 1 + i, [at + i for at in stretch.places]) for i in range(stretch.size)
+        ]
         found.begins.append(aims[0])
         found.follows += aims[1:]
         free.discard(stretch.first)

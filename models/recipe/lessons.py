@@ -122,7 +122,7 @@ class Told(Lesson):
         self.llama, self.reader = llama, reader
 
     def groups(self) -> list[list[nn.Parameter]]:
-        layers = self.llama.model.layers[: told.TELLS]
+        layers = self.llama.model.layers[: told.TOLD]
         return [[p for layer in layers for p in layer.parameters()], []]
 
     def takes(self, one: Row) -> bool:
@@ -157,7 +157,7 @@ class Answers(Lesson):
 
     def groups(self) -> list[list[nn.Parameter]]:
         layers = self.llama.model.layers
-        old = [p for layer in layers[: told.TELLS] for p in layer.parameters()]
+        old = [p for layer in layers[: told.TOLD] for p in layer.parameters()]
         known = {id(p) for p in old}
         return [old, [p for p in self.llama.parameters() if id(p) not in known]]
 

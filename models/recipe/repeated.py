@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tokenizers import Encoding
 
 CONTENT = re.compile(r"\d|[^\W\d_]{4}")  # what tells more than a small word
+NAME = re.compile(r"[A-Z]\w")
 
 
 Aim = tuple[int, list[int]]  # from a position, to any of these
@@ -19,6 +20,7 @@ class Repeated:
     first: int  # token
     size: int
     places: list[int]  # where it stands before, first tokens
+    key: bool  # of JSON
 
 
 class Text:
@@ -53,10 +55,19 @@ class Text:
             size -= 1
         return size
 
-    def tells(self, first: int, size: int) -> bool:
-        """Whether a stretch is a name or a value, and not a small word on its way."""
+    def tells(self, first: int, size: int, opens: bool) -> bool:
+        """Whether a stretch is a name or a value, and not a small word on its way. `opens`: it
+        begins an answer, with a capital whatever it is.
+        """
         start, end = self.starts[first], self.offsets[first + size - 1][1]
-        return self.text[start - 1] == '"' or bool(CONTENT.search(self.text[start:end]))
+        said = self.text[start:end]
+        named = not opens and NAME.search(said)
+        return self.text[start - 1] == '"' or bool(CONTENT.search(said) or named)
+
+    def is_key(self, first: int, size: int) -> bool:
+        """Whether a stretch is a key of JSON."""
+        end = self.offsets[first + size - 1][1]
+        return self.text[self.starts[first] - 1] == '"' and self.text[end : end + 2] == '":'
 
 
 def repeated(text: str, encoded: Encoding, answers: list[range]) -> list[Repeated]:
@@ -73,9 +84,9 @@ def repeated(text: str, encoded: Encoding, answers: list[range]) -> list[Repeate
             before = [place for place in some if place < answer.start]
             sizes = [whole.common(at, place, answer.stop) for place in before]
             size = max(sizes, default=0)
-            if size and whole.tells(at, size):
+            if size and whole.tells(at, size, at == answer.start):
                 longest = [p for p, n in zip(before, sizes, strict=True) if n == size]
-                found.append(Repeated(at, size, longest))
+                found.append(Repeated(at, size, longest, whole.is_key(at, size)))
             else:
                 size = 1
             at += size

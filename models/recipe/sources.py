@@ -62,10 +62,9 @@ def of_values(
     encoded: Encoding,
     answers: list[range],
     stretches: list[Repeated],
-    preferred: set[int],
 ) -> list[Aim]:
-    """In answers of JSON: from before each value, where it stands, `preferred` places first; from
-    before its end, the next key.
+    """In answers of JSON: from before each value, where it stands; from before its end, the next
+    key.
     """
     starts = [start for start, _ in encoded.offsets]
     places = {
@@ -81,7 +80,6 @@ def of_values(
                 for at in (match.start(1), match.end(1) - (match[1][-1] == '"'), match.end())
             )
             told = [at for token in range(first, closes) for at in places.get(token, [])]
-            told = [at for at in told if at in preferred] or told
             if told or match[1] == "null":
                 found.append((first - 1, told or nowhere))
             following = nowhere if match[2] == "}" else places.get(key)

@@ -19,14 +19,14 @@ from models.recipe.model import Llama
 from models.recipe.reader import Pair, Pairs, Reader
 from models.recipe.teacher import unit
 
-TELLS = 6  # layers
+TOLD = 6  # layers
 LEAST = 0.02  # spread of a feature; states are of unit variance
 EVEN = 0.3  # weight of the streams' being as large
 
 
 def streams(model: Llama, inputs: Tensor) -> list[Tensor]:
     """What the demo model's layers say where MiniLM's do: (rows, tokens, hidden) each."""
-    return model.reads(inputs, *range(1, TELLS + 1))
+    return model.reads(inputs, *range(1, TOLD + 1))
 
 
 def uneven(streams: list[Tensor], there: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def test_the_demo_model_that_says_what_the_reader_says_is_told_nothing_more(
     shown = [pairs(one) for one in part]
     some = Pairs.of(shown)
     width = max(len(one.ids) for one in part)
-    streams = [torch.zeros(len(part), width, WIDTH + 64) for _ in range(told.TELLS)]
+    streams = [torch.zeros(len(part), width, WIDTH + 64) for _ in range(told.TOLD)]
     with torch.no_grad():
         for layer, said in enumerate(reader.said(some)):
             at = 0

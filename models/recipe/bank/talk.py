@@ -3,6 +3,7 @@
 `? ` gives what a user may say, `= ` what is answered; alternatives are parted by bars.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,10 +26,17 @@ class Exchange:
         return any(str(part).startswith(OFF_TOPIC) for text in self.answers for part in text.parts)
 
 
+def _plain(said: str) -> str:
+    """Without what differs from one who types it to another: case and punctuation."""
+    return " ".join(re.findall(r"[\w{}:]+", said.lower()))
+
+
 def read(path: Path) -> list[Exchange]:
     """The exchanges of a file. Raises BankError naming file and line."""
     found: list[Exchange] = []
     asks: tuple[Text, ...] = ()
+    said: set[str] = set()
+    answered: dict[str, str] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         mark, words = line[:2].strip(), line[2:]
         if not line.strip() or mark == "#":
@@ -41,9 +49,13 @@ def read(path: Path) -> list[Exchange]:
                 validate(text)
             if mark == "?":
                 asks = texts
+                said = {_plain(text) for text in split(words, "|")} - {""}
                 continue
             for asked in asks:
                 definitions(asked, *texts)
+            for one in said:
+                if answered.setdefault(one, words) != words:
+                    raise BankError(f"`{one}` has two answers")
         except BankError as error:
             raise BankError(f"{path.name}:{number}: {error}") from None
         found.append(Exchange(asks, texts))

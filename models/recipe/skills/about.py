@@ -42,7 +42,7 @@ ASKS = [
     "explain the {}.", "tell me about the {}.", "what is the {}?", "what is a {}?", "{}?",
     "what's a {}?", "what is Penstock's {}?", "why does Penstock have a {}?", "what are {}s?",
     "what do {}s do?", "how does the {} work?", "what happens in the {}?", "the {}?",
-    "can you explain what a {} is?", "what is meant by {}?", "why is there a {}?",
+    "can you explain what a {} is?", "why is there a {}?",
 ]  # fmt: skip
 
 
@@ -58,4 +58,5 @@ def about(world: World, turns: int) -> Conversation:
         else:
             asks, answer = rng.choice(FACTS)
             messages += [user(varied(rng, rng.choice(asks))), assistant(answer)]
-    return Conversation("about", messages)
+    rote = {*SERVICES.values(), *(answer for _, answer in FACTS)}
+    return Conversation("about", messages, rote=rote)

@@ -116,12 +116,13 @@ def _request(world: World, one: Told, asks: list[str]) -> tuple[str, str]:
     rng = world.rng
     some = rng.sample(list(one.facts), rng.randint(1, min(4, len(one.facts))))
     found: dict[str, str | int | None] = {key: _value(one.facts[key]) for key in some}
-    if one.silent and rng.random() < 0.2:
+    by_schema = rng.random() < 0.2
+    if one.silent and not by_schema and rng.random() < 0.2:  # a schema holds: no null there
         found[rng.choice(one.silent)] = None
     keys = rng.sample(list(found), len(found))
     answer = json.dumps({key: found[key] for key in keys}, ensure_ascii=False)
     name = rng.choice(one.subject.names)
-    if rng.random() < 0.2:
+    if by_schema:
         types = {k: {"type": "integer" if isinstance(found[k], int) else "string"} for k in keys}
         schema = json.dumps({"type": "object", "properties": types, "required": keys})
         return f"Describe {name} as JSON that fits this schema: {schema}", answer

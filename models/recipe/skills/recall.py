@@ -9,7 +9,12 @@ from models.recipe.world import World, articled, capital
 
 NOTED = "Noted."
 UNKNOWN = "You have not told me."
+ROTE = {NOTED, UNKNOWN}
 UNSAID = 0.6  # of the longer conversations, those that ask for what nobody said
+SAME = [  # what names one thing
+    {"company", "employer"}, {"ship", "boat"}, {"home", "home town", "village", "street"},
+    {"club", "team"},
+]  # fmt: skip
 BESIDE = 0.5  # of what is asked for and nobody said, what is of a kind that somebody did say
 
 NAMED = {  # what the user may have that has a name, and the kind of that
@@ -118,13 +123,14 @@ def recall(world: World, facts: int, questions: int, between: int = 0) -> Conver
     turns = [[_asked(world, item), assistant(item.answer)] for item in asked]
     if questions > 2 and rng.random() < UNSAID:
         turns.insert(rng.randint(0, len(turns)), _unknown(world, items))
-    return Conversation("recall", messages + [one for turn in turns for one in turn])
+    messages += [one for turn in turns for one in turn]
+    return Conversation("recall", messages, rote=ROTE)
 
 
 def not_stated(world: World, facts: int) -> Conversation:
     """The user states `facts` facts, then asks for another."""
     items, messages = _statements(world, facts)
-    return Conversation("recall", messages + _unknown(world, items))
+    return Conversation("recall", messages + _unknown(world, items), rote=ROTE)
 
 
 def _asked(world: World, item: Item) -> Message:
@@ -152,11 +158,12 @@ def _unknown(world: World, items: dict[str, Item]) -> list[Message]:
     dog, at times.
     """
     kinds = NAMED | VALUED
-    said = {kinds[key] for key in items if key in kinds} - {"company", "ship", "town"}  # one thing
-    beside = [key for key, kind in kinds.items() if kind in said and key not in items]
+    told = {*items, *(key for same in SAME if same & items.keys() for key in same)}
+    said = {kinds[key] for key in items if key in kinds}
+    beside = [key for key, kind in kinds.items() if kind in said and key not in told]
     if beside and world.rng.random() < BESIDE:
         other = _of(world, world.rng.choice(beside))
     else:
-        while (other := _item(world)).key in items:
+        while (other := _item(world)).key in told:
             pass
     return [_asked(world, other), assistant(UNKNOWN)]

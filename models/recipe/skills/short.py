@@ -7,16 +7,6 @@ from models.recipe import words
 from models.recipe.conversation import Conversation, assistant, user
 from models.recipe.world import World
 
-KINDS = {  # and how often each is asked for
-    "repeat": 6,
-    "upper": 3,
-    "lower": 1,
-    "count": 2,
-    "list": 2,
-    "reverse": 1,
-    "first": 2,
-    "spell": 2,
-}
 LISTS = {
     "days": words.DAYS,
     "months": words.MONTHS,
@@ -28,18 +18,27 @@ LISTS = {
 
 
 SAYINGS = (
-    "Good evening, {name}.", "hello", "The {thing} is late.", "the {thing} and the {other}",
+    "Good evening, {name}.", "hello", "The {thing} are late.", "the {thing} and the {other}",
     "We meet at {place} tomorrow.", "Is {name} at home?", "I like my {thing} {quality}.",
-    "{name} has a {quality} {thing}!", "Please close the {thing}, {name}.", "see you in {place}",
+    "{name} has {quality} {thing}!", "Please bring the {thing}, {name}.", "see you in {place}",
 )  # fmt: skip
-
-
-def _typed(world: World, ask: str) -> str:
-    """As somebody may type it: without its full stop, or its capital."""
-    rng = world.rng
-    if rng.random() < 0.3:
-        ask = ask.removesuffix(".")
-    return ask[0].lower() + ask[1:] if rng.random() < 0.2 else ask
+ASKS = {
+    "repeat": ("Repeat: {}", "Say {}", "Repeat after me: {}", "Repeat this: {}", "Write {} again."),
+    "upper": ("Write {} in capital letters.", "Uppercase the word {}.", "Uppercase: {}",
+              "Put {} in upper case.", "Write in capitals: {}"),
+    "lower": ("Write {} in small letters.", "Lowercase the word {}.", "Lowercase: {}",
+              "Make this lower case: {}"),
+    "count": ("Count to {}.", "Count from 1 to {}.", "Please count to {}."),
+    "count on": ("Count from {}.",),
+    "list": ("List {}.", "Name {}.", "Give me {}."),
+    "reverse": ("Reverse the order: {}", "Say these the other way round: {}"),
+    "pick": ("What is the {}", "Give the {}"),
+    "spell": ("Spell {}.", "Spell the word {}.", "How do you spell {}?"),
+}  # fmt: skip
+OFTEN = {
+    "repeat": 6, "upper": 3, "lower": 1, "count": 3, "count on": 1, "list": 2, "reverse": 1,
+    "pick": 2, "spell": 2,
+}  # fmt: skip
 
 
 def _phrase(world: World) -> str:
@@ -63,78 +62,48 @@ def _phrase(world: World) -> str:
     return " ".join(rng.choice(pool)() for _ in range(rng.randint(1, 9)))
 
 
-def task(world: World) -> Conversation:
-    """One short task and its answer."""
+def _given(world: World, kind: str) -> tuple[str, str]:
+    """What a task of a kind is given, and its answer."""
     rng, names = world.rng, world.names
-    kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
     if kind == "repeat":
         phrase = _phrase(world)
-        ask = rng.choice(
-            ("Repeat: {}", "Say {}", "Repeat after me: {}", "Repeat this: {}", "Write {} again.")
-        )
-        return Conversation("short", [user(_typed(world, ask).format(phrase)), assistant(phrase)])
-    if kind == "upper":
+        return phrase, phrase
+    if kind in ("upper", "lower", "spell"):
         word = names.lower_word() if rng.random() < 0.7 else rng.choice(words.THINGS)
-        ask = rng.choice(
-            (
-                "Write {} in capital letters.",
-                "Uppercase the word {}.",
-                "Uppercase: {}",
-                "Put {} in upper case.",
-                "Write in capitals: {}",
-            )
-        )
-        return Conversation(
-            "short", [user(_typed(world, ask).format(word)), assistant(word.upper())]
-        )
-    if kind == "lower":
-        word = names.lower_word()
-        ask = rng.choice(
-            (
-                "Write {} in small letters.",
-                "Lowercase the word {}.",
-                "Lowercase: {}",
-                "Make this lower case: {}",
-            )
-        )
-        return Conversation(
-            "short", [user(_typed(world, ask).format(word.upper())), assistant(word)]
-        )
-    if kind == "spell":
-        word = names.lower_word()
-        ask = rng.choice(("Spell {}.", "Spell the word {}.", "How do you spell {}?"))
-        return Conversation(
-            "short", [user(_typed(world, ask).format(word)), assistant(" ".join(word.upper()))]
-        )
-    if kind == "count":
-        n, first = rng.randint(2, 30), 1
-        ask = rng.choice(
-            ("Count to {}.", "Count from 1 to {}.", "Please count to {}.", "Count from {a} to {}.")
-        )
-        if "{a}" in ask:
-            first = rng.randint(1, n - 1)
-        counted = ", ".join(map(str, range(first, n + 1)))
-        said = _typed(world, ask).format(n, a=first)
-        return Conversation("short", [user(said), assistant(counted)])
+        if kind == "lower":
+            return word.upper(), word
+        return word, word.upper() if kind == "upper" else " ".join(word.upper())
+    if kind in ("count", "count on"):
+        last = rng.randint(2, 30)
+        first = rng.randint(1, last - 1) if kind == "count on" else 1
+        given = f"{first} to {last}" if kind == "count on" else str(last)
+        return given, ", ".join(map(str, range(first, last + 1)))
     if kind == "list":
         name = rng.choice(list(LISTS))
-        items = LISTS[name]
-        n = rng.randint(2, min(7, len(items)))
-        ask = rng.choice(("List {} {}.", "Name {} {}.", "Give me {} {}."))
-        said, listed = _typed(world, ask).format(n, name), "\n".join(f"- {i}" for i in items[:n])
-        return Conversation("short", [user(said), assistant(listed)])
+        n = rng.randint(2, min(7, len(LISTS[name])))
+        return f"{n} {name}", "\n".join(f"- {one}" for one in LISTS[name][:n])
     if kind == "reverse":
-        items = [rng.choice(words.THINGS) for _ in range(rng.randint(2, 4))]
-        return Conversation(
-            "short",
-            [user("Reverse the order: " + ", ".join(items)), assistant(", ".join(items[::-1]))],
-        )
-    items = [names.word() for _ in range(rng.randint(2, 6))]
-    which, index = rng.choice((("first", 0), ("last", -1), ("second", 1)))
-    ask = rng.choice(("What is the {} word of: {}", "Give the {} of these: {}"))
-    return Conversation(
-        "short", [user(ask.format(which, ", ".join(items))), assistant(items[index])]
-    )
+        some = rng.sample(words.THINGS, rng.randint(2, 4))
+        return ", ".join(some), ", ".join(some[::-1])
+    some = [names.word() for _ in range(rng.randint(2, 6))]
+    which, at = rng.choice((("first", 0), ("last", -1), ("second", 1)))
+    listed = f"{rng.choice(('word of', 'of these'))}: {', '.join(some)}"
+    return f"{which} {listed}", some[at]
+
+
+def task(world: World) -> Conversation:
+    """One short task as somebody may type it, at times without its full stop or its capital, and
+    its answer.
+    """
+    rng = world.rng
+    kind = rng.choices(list(OFTEN), list(OFTEN.values()))[0]
+    ask = rng.choice(ASKS[kind])
+    if rng.random() < 0.3:
+        ask = ask.removesuffix(".")
+    if rng.random() < 0.2:
+        ask = ask[0].lower() + ask[1:]
+    given, answer = _given(world, kind)
+    return Conversation("short", [user(ask.format(given)), assistant(answer)])
 
 
 def task_of(world: World, count: int) -> Conversation:

@@ -1,5 +1,7 @@
 """Greetings, thanks, and what no document is needed for: one honest sentence each."""
 
+from dataclasses import replace
+
 from models.recipe.bank.render import Bindings, render
 from models.recipe.bank.store import side
 from models.recipe.bank.talk import Exchange
@@ -11,16 +13,19 @@ from models.recipe.world import World
 
 def smalltalk(world: World, turns: int) -> Conversation:
     """Some turns of talk."""
-    made = Conversation("talk", [])
-    for _ in range(turns):
-        made.messages += _turn(world, world.rng.choice(side(world.held_out).talk))
-    return made
+    some = world.rng.choices(side(world.held_out).talk, k=turns)
+    return _talk([_turn(world, one) for one in some])
 
 
 def beside(world: World, made: Conversation) -> Conversation:
     """Passages were found, but the user only talks."""
     talk = [one for one in side(world.held_out).talk if not one.asks_facts]
-    return Conversation("talk", _turn(world, world.rng.choice(talk)), documents=made.documents)
+    return replace(_talk([_turn(world, world.rng.choice(talk))]), documents=made.documents)
+
+
+def _talk(turns: list[list[Message]]) -> Conversation:
+    answers = {str(answer["content"]) for _, answer in turns}
+    return Conversation("talk", [one for turn in turns for one in turn], rote=answers)
 
 
 def _turn(world: World, exchange: Exchange) -> list[Message]:

@@ -45,8 +45,10 @@ SCENES = [
 ]  # fmt: skip
 
 
-def tale(world: World, hero: str) -> str:
-    """A story in five paragraphs; its words depend on the world's generator."""
+def tale(world: World, hero: str, opening: str) -> str:
+    """A story in five paragraphs; `opening`: who the hero is. Its words depend on the world's
+    generator.
+    """
     rng = world.rng
     objects = {
         "hero": hero,
@@ -61,14 +63,7 @@ def tale(world: World, hero: str) -> str:
             colour=rng.choice(words.COLOURS), thing=rng.choice(words.THINGS),
         )))  # fmt: skip
 
-    if hero.startswith("the "):
-        first = articled(f"Once there was a {hero.removeprefix('the ')} that lived by the sea.")
-    elif hero == "a child":
-        first = "Once there was a child who lived by the sea."
-    else:
-        first = f"Once there was the {objects['job']}'s child called {hero}, who lived by the sea."
-    sentences = [first]
-    sentences += [scene(s) for s in SCENES]
+    sentences = [articled(f"Once there was {opening} by the sea."), *map(scene, SCENES)]
     sentences.append(
         f"And whenever the bells ring in {rng.choice(words.SEASONS)}, "
         f"{hero} still thinks of that day. The end."
@@ -79,16 +74,20 @@ def tale(world: World, hero: str) -> str:
 def story(world: World) -> Conversation:
     """A request for a story of somebody by name, of some creature or thing, or of nobody."""
     rng = world.rng
-    roll, hero, asked = rng.random(), "a child", rng.choice(PLAIN)
+    roll, ask = rng.random(), rng.choice(ASKS)
     if roll < 0.5:
-        hero = world.names.word()
-        asked = rng.choice(ASKS).format(hero=hero)
+        hero = named = world.names.word()
+        opening = f"the {rng.choice(words.JOBS[:12])}'s child called {hero}, who lived"
     elif roll < 0.8:
         kind = rng.choice(CREATURES) if rng.random() < 0.6 else world.names.of("animal")
         if rng.random() < 0.3:
             kind = f"{rng.choice(words.ANY_ADJECTIVE)} {kind}"
-        hero = f"the {kind}"
-        asked = articled(rng.choice(ASKS).format(hero=rng.choice(("a ", "the ")) + kind))
+        hero, named = f"the {kind}", rng.choice(("a ", "the ")) + kind
+        opening = f"a {kind} that lived"
+    else:
+        ask = rng.choice(PLAIN)
+        hero, named, opening = "a child", "", "a child who lived"
+    asked = articled(ask.format(hero=named))
     head = [system("You are a helpful assistant.")] if rng.random() < 0.3 else []
-    told = assistant(tale(world, hero))
+    told = assistant(tale(world, hero, opening))
     return Conversation("story", [*head, user(varied(rng, asked)), told])

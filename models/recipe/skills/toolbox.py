@@ -174,3 +174,18 @@ FAMILIES = [
     Family(["delete_file", "remove_file"], ["Delete a file."], [FILE],
            ["Delete {0}.", "Remove the file {0}.", "Get rid of {0}."]),
 ]  # fmt: skip
+
+# What else a family would do, by their first names: where it is offered, that is not declined.
+_TELLING = (
+    "get_weather", "get_time", "get_price", "check_stock", "find_book", "find_route", "get_user",
+    "get_population", "company_info", "capital_of", "match_result", "plant_care", "fetch_page",
+    "find_flight", "translate", "convert_currency", "track_order",
+)  # fmt: skip
+SERVES = {
+    "search": _TELLING, "fetch_page": ("search",), "order_item": ("add_to_list", "book_ticket"),
+    "add_to_list": ("order_item",), "book_ticket": ("find_flight",),
+    "find_flight": ("book_ticket", "find_route"), "find_route": ("find_flight", "book_ticket"),
+    "send_message": ("call", "remind"), "send_email": ("share_file",), "remind": ("set_alarm",),
+    "set_alarm": ("remind", "set_timer"), "set_timer": ("set_alarm",), "get_user": ("search",),
+    "company_info": ("search",), "schedule_meeting": ("remind",), "find_book": ("search",),
+}  # fmt: skip

@@ -6,13 +6,15 @@ question gives each argument; the call repeats them as JSON.
 
 import json
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from models.recipe.bank.values import is_held_out
 from models.recipe.bank.wording import varied
 from models.recipe.conversation import Conversation, Message, assistant, system, user
 from models.recipe.skills import short
-from models.recipe.skills.toolbox import FAMILIES, Family
+from models.recipe.skills.toolbox import FAMILIES, SERVES, Argument, Family
 from models.recipe.world import World
 
 NO_TOOL = "I have no tool for that."
@@ -21,9 +23,9 @@ RESULTS = {  # keys of what tools return, and the kinds of their values
     "place": "town", "day": "weekday", "name": "person", "code": "code", "wind": "speed",
     "size": "area", "length": "distance", "since": "year", "owner": "company",
 }  # fmt: skip
-VERBS = [
-    "fetch", "query", "do", "make", "request", "ask", "show", "handle", "read", "run", "load",
-    "retrieve", "create", "start", "perform", "check", "compute", "give", "lookup", "use",
+VERBS = [  # that tell nothing of what is done
+    "do", "request", "ask", "handle", "run", "start", "perform", "use", "process", "invoke",
+    "execute", "try", "trigger", "launch", "apply", "go", "ext", "my", "the", "new",
 ]  # fmt: skip
 ENDINGS = [
     "v2", "now", "for_me", "api", "service", "local", "tool", "request", "action", "lookup",
@@ -44,20 +46,21 @@ class Tool:
     def asked(self, world: World) -> tuple[str, dict[str, str | int]]:
         """A question for it, and the arguments that the question gives."""
         values = [one.value(world.names) for one in self.family.arguments]
-        question = world.rng.choice(self.family.questions).format(*values)
-        return varied(world.rng, question), dict(zip(self.arguments, values, strict=True))
+        question = varied(world.rng, world.rng.choice(self.family.questions)).format(*values)
+        return question, dict(zip(self.arguments, values, strict=True))
 
 
-def tool(world: World, family: Family, taken: set[str] | None = None) -> Tool:
+def tool(world: World, family: Family, taken: Collection[str] = ()) -> Tool:
     """One of a family, its name, argument names and texts drawn at random; the name is none of
     those taken.
     """
     rng = world.rng
     names: list[str] = []
     for argument in family.arguments:
-        names.append(rng.choice([name for name in argument.names if name not in names]))
-    names = [_another_key(rng, name) for name in names]
-    while (name := _named(rng, family)) in (taken or ()):
+        while (key := _key(rng, argument)) in names:
+            pass
+        names.append(key)
+    while (name := _named(world, family)) in taken:
         pass
     pairs = zip(names, family.arguments, strict=True)
     properties: dict[str, Any] = {name: {"type": one.type} for name, one in pairs}
@@ -72,7 +75,7 @@ def tool(world: World, family: Family, taken: set[str] | None = None) -> Tool:
     return Tool(family, name, names, {"type": "function", "function": function})
 
 
-def tools(world: World, families: list[Family]) -> list[Tool]:
+def offered(world: World, families: list[Family]) -> list[Tool]:
     """One of each family, of different names."""
     made: list[Tool] = []
     for family in families:
@@ -80,29 +83,35 @@ def tools(world: World, families: list[Family]) -> list[Tool]:
     return made
 
 
-def _named(rng: random.Random, family: Family) -> str:
-    """A name as programs have them: one that the family is known by, or made of a verb and what
-    the family is about, so that a call repeats what is offered and not what is usual.
+def _named(world: World, family: Family) -> str:
+    """A name that the family is known by; or one as programs have them, made of that, so that a
+    call repeats what is offered and not what is usual: in tests one that no training sees.
     """
-    name, roll = rng.choice(family.names), rng.random()
-    if roll < 0.4:
-        return name
-    about = name.removeprefix("get_").removeprefix("find_").split("_")[-1]
-    if roll < 0.7:
+    while True:
+        usual = world.rng.choice(family.names)
+        if not world.held_out and world.rng.random() < 0.4:
+            return usual
+        name = _made(world.rng, usual)
+        if is_held_out(name) is world.held_out:
+            return name
+
+
+def _made(rng: random.Random, name: str) -> str:
+    about = max(name.split("_"), key=len)
+    roll, style = rng.random(), rng.random()
+    if roll < 0.5:
         name = f"{rng.choice(VERBS)}_{about}"
-    elif roll < 0.8:
-        name = f"{about}_{rng.choice(ENDINGS)}"
     else:
-        name = f"{name}_{rng.choice(ENDINGS)}"
-    style = rng.random()
+        name = f"{about if roll < 0.7 else name}_{rng.choice(ENDINGS)}"
     if style < 0.2:
         first, *rest = name.split("_")
         return first + "".join(map(str.capitalize, rest))
     return name.replace("_", "-") if style < 0.3 else name
 
 
-def _another_key(rng: random.Random, key: str) -> str:
-    """The key of an argument, at times with more to it."""
+def _key(rng: random.Random, argument: Argument) -> str:
+    """One of an argument's names, at times with more to it."""
+    key = rng.choice(argument.names)
     if rng.random() < 0.7 or len(key) == 1:
         return key
     form = rng.choice(("{}_name", "{}_value", "the_{}", "user_{}", "{}_id", "{}Name", "new_{}"))
@@ -147,7 +156,7 @@ def calls(
     """1-5 tools offered; each turn asks for one, or for one that is not there, or for no tool."""
     rng = world.rng
     families = rng.sample(FAMILIES, rng.randint(1, 5))
-    offered = tools(world, families)
+    tools = offered(world, families)
     messages: list[Message] = [system("You are a helpful assistant.")] if rng.random() < 0.3 else []
     for _ in range(turns):
         roll = rng.random()
@@ -156,8 +165,8 @@ def calls(
         elif roll < share_declined + share_other:
             messages += short.task(world).messages
         else:
-            messages += _turn(world, rng.choice(offered), with_results)
-    return Conversation("tools", messages, tools=[one.schema for one in offered])
+            messages += _turn(world, rng.choice(tools), with_results)
+    return Conversation("tools", messages, tools=[one.schema for one in tools], rote={NO_TOOL})
 
 
 def _turn(world: World, one: Tool, with_result: bool) -> list[Message]:
@@ -175,17 +184,18 @@ def _turn(world: World, one: Tool, with_result: bool) -> list[Message]:
 def declined(world: World) -> Conversation:
     """1-5 tools offered, and a request that none of them serves."""
     families = world.rng.sample(FAMILIES, world.rng.randint(1, 5))
-    offered = [one.schema for one in tools(world, families)]
-    return Conversation("tools", _declined(world, families), tools=offered)
+    schemas = [one.schema for one in offered(world, families)]
+    return Conversation("tools", _declined(world, families), tools=schemas, rote={NO_TOOL})
 
 
 def _declined(world: World, families: list[Family]) -> list[Message]:
     """A request for a tool of none of the families, and the reply."""
-    free = world.rng.choice([family for family in FAMILIES if family not in families])
+    serves = {name for one in families for name in (one.names[0], *SERVES.get(one.names[0], ()))}
+    free = world.rng.choice([family for family in FAMILIES if family.names[0] not in serves])
     return [user(tool(world, free).asked(world)[0]), assistant(NO_TOOL)]
 
 
 def beside(world: World, made: Conversation) -> Conversation:
     """Tools are offered, but the passages answer: no call is made."""
-    made.tools = [one.schema for one in tools(world, world.rng.sample(FAMILIES, 2))]
+    made.tools = [one.schema for one in offered(world, world.rng.sample(FAMILIES, 2))]
     return made
