@@ -34,7 +34,7 @@ class Tally:
 
 
 class Crew:
-    """See above."""
+    """The threads, each with a replica of the lesson."""
 
     def __init__(self, lesson: Lesson, threads: int, half: bool) -> None:
         """`half`: in bfloat16 where that is exact enough."""

@@ -5,7 +5,8 @@
 
 Names and values are held out, and so are one in eight of the bank's documents and kinds of
 subjects. Values of which there are few (colours, jobs, times of day, numbers below 100) are not,
-nor what `about`, `talk` and the lists and counts of `short` ask: these are fixed. A set is a file
+nor what `about`, `talk` and the lists and counts of `short` ask: these are fixed; of tools, names
+are held out, but not what they do, nor the ways to ask for it. A set is a file
 of documents with questions, by another hand (`ordinary.py`): `development.jsonl` is to be looked at
 while the recipe changes, `ordinary.jsonl` by finished weights alone.
 

@@ -65,9 +65,10 @@ class Text:
         return self.text[start - 1] == '"' or bool(CONTENT.search(said) or named)
 
     def is_key(self, first: int, size: int) -> bool:
-        """Whether a stretch is a key of JSON."""
+        """Whether a stretch is a key of JSON, with or without the quotation mark before it."""
         end = self.offsets[first + size - 1][1]
-        return self.text[self.starts[first] - 1] == '"' and self.text[end : end + 2] == '":'
+        opened = '"' in self.text[self.starts[first] - 1 : end]
+        return opened and self.text[end : end + 2] == '":'
 
 
 def repeated(text: str, encoded: Encoding, answers: list[range]) -> list[Repeated]:

@@ -1,17 +1,21 @@
 """What answers repeat is found, and heads are told where it stands."""
 
 import json
+import random
 from typing import Any
 
 import pytest
 from tokenizers import Encoding, Tokenizer
 
+from models.recipe import corpus
 from models.recipe.batches import answer_start
 from models.recipe.conversation import Conversation, assistant, user
 from models.recipe.guides import MOST, Guide, guide, readings
 from models.recipe.repeated import repeated
+from models.recipe.skills.recall import ROTE, UNKNOWN
+from models.recipe.skills.tools import NO_TOOL
 from models.recipe.template import render
-from models.recipe.tokenizer import ASSISTANT, USER
+from models.recipe.tokenizer import ASSISTANT, END, USER
 
 
 def guided(tokenizer: Tokenizer, made: Conversation) -> tuple[Encoding, Guide]:
@@ -74,11 +78,12 @@ def tool(name: str, purpose: str) -> dict[str, Any]:
 def test_a_call_is_told_by_the_line_of_its_tool(tokenizer: Tokenizer) -> None:
     """… not by what is called like it; "I have no tool for that." by nothing."""
     call: dict[str, Any] = {"function": {"name": "order", "arguments": "{}"}}
-    said = [{"role": "assistant", "content": None, "tool_calls": [call]}, assistant("None.")]
+    said = [{"role": "assistant", "content": None, "tool_calls": [call]}, assistant(NO_TOOL)]
     asked = [user("An order, please: order now."), user("What is the time?")]
     messages = [one for pair in zip(asked, said, strict=True) for one in pair]
-    tools = [tool("reorder", "Repeat. All of it."), tool("order", "Take it. Then send it.")]
-    encoded, found = guided(tokenizer, Conversation("tools", messages, tools=tools))
+    tools = [tool("reorder", "A tool. All of it."), tool("order", "Take it. Then send it.")]
+    made = Conversation("tools", messages, tools=tools, rote={NO_TOOL})
+    encoded, found = guided(tokenizer, made)
     (_, line), (at, marker) = found.sources[:2]  # then those of arguments
     told = shown(tokenizer, [encoded.ids[place] for place in line])
     assert told == "Take it. Then send it. - order()"
@@ -89,11 +94,11 @@ def test_a_call_is_told_by_the_line_of_its_tool(tokenizer: Tokenizer) -> None:
 
 def test_what_the_user_said_is_told_by_that_sentence(tokenizer: Tokenizer) -> None:
     """… not by an answer before that says it, too; what nobody said by nothing."""
-    facts = user("Hello there! My dog is Bruno. My cat is Misty.")
+    facts = user("Hello there! My dog is Bruno. My cat is Misty. You have told me Jet.")
     turns = [facts, assistant("Noted."), user("My dog?"), assistant("Your dog is Bruno.")]
     turns += [user("Again?"), assistant("Your dog is Bruno.")]
-    turns += [user("My hat?"), assistant("Unknown.")]
-    encoded, found = guided(tokenizer, Conversation("recall", turns))
+    turns += [user("My hat?"), assistant(UNKNOWN)]
+    encoded, found = guided(tokenizer, Conversation("recall", turns, rote=ROTE))
     told = [shown(tokenizer, [encoded.ids[at] for at in places]) for _, places in found.sources]
     assert told == ["<|user|>", "My dog is Bruno.", "My dog is Bruno.", "<|user|>"]
     assert found.sources[-1][1] == [max(i for i, one in enumerate(encoded.ids) if one == USER)]
@@ -125,9 +130,52 @@ def test_json_is_told_whether_a_value_is_there_and_whether_a_key_is_left(
     ]
 
 
+def test_a_short_name_is_repeated_as_a_long_one_is(tokenizer: Tokenizer) -> None:
+    turns = [user("Jet is my dog. It ran."), assistant("Noted."), user("My dog?")]
+    made = Conversation("recall", [*turns, assistant("Your dog is Jet.")], rote=ROTE)
+    encoded, found = guided(tokenizer, made)
+    told = [shown(tokenizer, [encoded.ids[at] for at in places]) for _, places in found.sources]
+    assert told[-1] == "Jet is my dog."
+
+
+def test_a_key_is_looked_for_in_the_question(tokenizer: Tokenizer) -> None:
+    """… though a passage has its word, too."""
+    documents = [{"title": "Tea", "text": "From the limit of taste\nFlavour: hay"}]
+    question, answer = user('Give "taste" and "limit".'), assistant('{"taste": "hay", "limit": 2}')
+    encoded, found = guided(
+        tokenizer, Conversation("json", [question, answer], documents=documents)
+    )
+    last = max(at for at, token in enumerate(encoded.ids) if token == USER)
+    start = encoded.ids.index(ASSISTANT)
+    keys = [place for at, places in found.begins for place in places if at > start]
+    hay = [place for place in keys if "hay" in encoded.tokens[place]]
+    assert len(keys) == len(hay) + 2 == 3
+    assert all(last < place < start for place in keys if place not in hay)
+
+
+def test_what_is_said_by_rote_is_told_by_nothing(tokenizer: Tokenizer) -> None:
+    """Over all skills; a word of it may stand before by chance."""
+    seen = 0
+    for made in (corpus.example(random.Random(f"rote/{i}"), 1.0) for i in range(400)):
+        if made.skill == "passages" or not made.rote:
+            continue
+        encoded, found = guided(tokenizer, made)
+        for at, places in found.sources:
+            if encoded.ids[at] != ASSISTANT:
+                continue
+            stop = encoded.ids.index(END, at)
+            text = tokenizer.decode(encoded.ids[at + 1 : stop], skip_special_tokens=False)
+            if text in made.rote:
+                seen += 1
+                assert [encoded.ids[place] for place in places] == [USER]
+    assert seen > 100
+
+
 def test_an_answer_that_repeats_nothing_looks_at_the_user_s_marker(tokenizer: Tokenizer) -> None:
     made = Conversation(
-        "talk", [user("Hello!"), assistant("Good day."), user("Hm"), assistant("?")]
+        "talk",
+        [user("Good day!"), assistant("Good day."), user("Hm"), assistant("?")],
+        rote={"Good day."},
     )
     encoded, found = guided(tokenizer, made)
     marks = [at for at, token in enumerate(encoded.ids) if token == ASSISTANT]

@@ -4,7 +4,7 @@ import copy
 import random
 from collections.abc import Iterator
 from functools import cache
-from itertools import islice, pairwise
+from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import cast
 
@@ -180,9 +180,13 @@ def test_where_there_are_passages_only_what_follows_them_is_learned() -> None:
     assert [i for i, said in zip(ids, answer_mask(ids), strict=True) if said] == [61, END]
 
 
-def looked_up(count: int) -> Iterator[corpus.Conversation]:
-    source = (made for made in corpus.training(1, 0, 0.5) if made.skill in ("passages", "not_told"))
-    return islice(source, count)
+def examples(seed: str) -> Iterator[corpus.Conversation]:
+    return (corpus.example(random.Random(f"{seed}/{i}"), 0.5) for i in count())
+
+
+def looked_up(number: int) -> Iterator[corpus.Conversation]:
+    source = examples("1")
+    return islice((made for made in source if made.skill in ("passages", "not_told")), number)
 
 
 def test_the_guides_say_what_the_answer_does(tokenizer: Tokenizer) -> None:
@@ -265,7 +269,7 @@ def source(tokenizer: Tokenizer) -> Source:
 
 
 def test_two_threads_find_the_gradient_of_one(tokenizer: Tokenizer) -> None:
-    rows = [row(tokenizer, one, 4096) for one in islice(corpus.training(0, 0, 0.5), 6)]
+    rows = [row(tokenizer, one, 4096) for one in islice(examples("0"), 6)]
     found = []
     for threads in (1, 2):
         crew = Crew(lesson(tokenizer), threads, half=False)
@@ -275,7 +279,7 @@ def test_two_threads_find_the_gradient_of_one(tokenizer: Tokenizer) -> None:
 
 
 def test_parts_are_of_like_length_and_bounded(tokenizer: Tokenizer) -> None:
-    rows = [row(tokenizer, one, 4096) for one in islice(corpus.training(0, 0, 0.5), 40)]
+    rows = [row(tokenizer, one, 4096) for one in islice(examples("0"), 40)]
     one = lesson(tokenizer)
     parts = list(one.parts(rows))
     assert sorted(map(id, rows)) == sorted(id(row) for part in parts for row in part)
