@@ -208,6 +208,13 @@ def test_a_wrong_relation_is_named_by_its_line(
         relations.read(written(tmp_path, OFFICE.replace(old, new)))
 
 
+def test_what_a_user_says_has_one_answer(tmp_path: Path) -> None:
+    path = tmp_path / "talk.txt"
+    path.write_text("? hello | Hi!\n= Hello!\n? hello there | HELLO.\n= Hello!\n? hi\n= Bye.\n")
+    with pytest.raises(BankError, match="talk.txt:6: `hi` has two answers"):
+        talk.read(path)
+
+
 def test_a_document_gives_its_answers_and_where_they_stand(tmp_path: Path) -> None:
     (template,) = documents.read(written(tmp_path, DOCUMENT))
     assert [len(q.wordings) for q in template.told] == [2, 2]
