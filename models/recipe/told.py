@@ -45,17 +45,12 @@ def unlike(streams: list[Tensor], some: list[list[Pair]], reader: Reader) -> Ten
     with torch.no_grad():
         made = Pairs.of([[pair] for _, pair in flat])
         said = reader.said(made)
-    row, ours, pair, theirs = (
-        torch.tensor([at for one in column for at in one])
-        for column in zip(
-            *(
-                ([r] * n, range(second, second + n), [i] * n, range(one.mark, one.mark + n))
-                for i, (r, one) in enumerate(flat)
-                for n, second in [(len(one.ids) - one.mark, one.second.start)]
-            ),
-            strict=True,
-        )
-    )
+    places = [  # of each token: the row and where in it, the pair and where in that
+        (row, one.second.start + at, number, one.mark + at)
+        for number, (row, one) in enumerate(flat)
+        for at in range(len(one.ids) - one.mark)
+    ]
+    row, ours, pair, theirs = torch.tensor(places).T
     likes = [
         _like(unit(mine[row, ours, :WIDTH].float()), told[pair, theirs])
         for mine, told in zip(streams, said, strict=True)
