@@ -13,7 +13,7 @@ START = {
     "talk": 0.5, "story": 0,
 }  # fmt: skip
 LATER = {
-    "copying": 1, "passages": 40, "recall": 11, "json": 19, "tools": 16, "short": 10, "about": 3,
+    "copying": 1, "passages": 40, "recall": 11, "json": 19, "tools": 16, "short": 10, "about": 5,
     "talk": 7, "story": 2,
 }  # fmt: skip
 MIXED_AT = 0.3
