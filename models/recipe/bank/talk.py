@@ -1,6 +1,7 @@
 """The bank's small talk: what is said beside documents, and the answers.
 
-`? ` gives what a user may say, `= ` what is answered; alternatives are parted by bars.
+`? ` gives what a user may say, `?+` what many do, `= ` what is answered; alternatives are parted by
+bars.
 """
 
 import re
@@ -19,6 +20,7 @@ class Exchange:
 
     asks: tuple[Text, ...]
     answers: tuple[Text, ...]
+    often: bool  # whether many say so
 
     @property
     def asks_facts(self) -> bool:
@@ -35,19 +37,20 @@ def read(path: Path) -> list[Exchange]:
     """The exchanges of a file. Raises BankError naming file and line."""
     found: list[Exchange] = []
     asks: tuple[Text, ...] = ()
-    said: set[str] = set()
+    said, often = set[str](), False
     answered: dict[str, str] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         mark, words = line[:2].strip(), line[2:]
         if not line.strip() or mark == "#":
             continue
         try:
-            if mark not in ("?", "=") or (mark == "=") is not bool(asks):
+            if mark not in ("?", "?+", "=") or (mark == "=") is not bool(asks):
                 raise BankError("a `?` line is followed by a `=` line, and by nothing else")
+            often = mark == "?+" or (mark == "=" and often)
             texts = tuple(parse(text) for text in split(words, "|"))
             for text in texts:
                 validate(text)
-            if mark == "?":
+            if mark != "=":
                 asks = texts
                 said = {_plain(text) for text in split(words, "|")} - {""}
                 continue
@@ -58,6 +61,6 @@ def read(path: Path) -> list[Exchange]:
                     raise BankError(f"`{one}` has two answers")
         except BankError as error:
             raise BankError(f"{path.name}:{number}: {error}") from None
-        found.append(Exchange(asks, texts))
+        found.append(Exchange(asks, texts, often))
         asks = ()
     return found

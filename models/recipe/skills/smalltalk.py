@@ -10,10 +10,13 @@ from models.recipe.bank.wording import varied
 from models.recipe.conversation import Conversation, Message, assistant, user
 from models.recipe.world import World
 
+OFTEN = 5  # times as often is said what many say
+
 
 def smalltalk(world: World, turns: int) -> Conversation:
     """Some turns of talk."""
-    some = world.rng.choices(side(world.held_out).talk, k=turns)
+    talk = side(world.held_out).talk
+    some = world.rng.choices(talk, [OFTEN if one.often else 1 for one in talk], k=turns)
     return _talk([_turn(world, one) for one in some])
 
 
