@@ -6,9 +6,9 @@
 Names and values are held out, and so are one in eight of the bank's documents and kinds of
 subjects. Values of which there are few (colours, jobs, times of day, numbers below 100) are not,
 nor what `about`, `talk` and the lists and counts of `short` ask: these are fixed; of tools, names
-are held out, but not what they do, nor the ways to ask for it. A set is a file
-of documents with questions, by another hand (`ordinary.py`): `development.jsonl` is to be looked at
-while the recipe changes, `ordinary.jsonl` by finished weights alone.
+are held out, but not what they do, nor the ways to ask for it. A set is a file of documents with
+questions, by another hand (`ordinary.py`): `development.jsonl` is to be looked at while the recipe
+changes, `ordinary.jsonl` by finished weights alone.
 
 An answer counts if the model, choosing the likeliest token each time, says it to the letter and
 stops. For a fixed answer that is the same as: at each of its positions the likeliest token is the

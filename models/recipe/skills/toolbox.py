@@ -175,7 +175,8 @@ FAMILIES = [
            ["Delete {0}.", "Remove the file {0}.", "Get rid of {0}."]),
 ]  # fmt: skip
 
-# What else a family would do, by their first names: where it is offered, that is not declined.
+# Families by the first of their names, and others whose requests a tool of them could serve, too:
+# where it is offered, these are not declined.
 _TELLING = (
     "get_weather", "get_time", "get_price", "check_stock", "find_book", "find_route", "get_user",
     "get_population", "company_info", "capital_of", "match_result", "plant_care", "fetch_page",
