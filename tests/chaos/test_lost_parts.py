@@ -130,6 +130,13 @@ def tokens(usage: dict[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in usage.items() if name != "speculation"}
 
 
+def grown(usage: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """What so many tokens cost in place of one."""
+    assert usage["completion_tokens"] == 1
+    total = usage["prompt_tokens"] + tokens
+    return usage | {"completion_tokens": tokens, "total_tokens": total}
+
+
 async def busy(cluster: Cluster, service: str) -> Process:
     """A process of the service that carries some of the streams now."""
     for process in cluster.of(service):
@@ -149,9 +156,11 @@ async def test_one_of_two_routers_or_tokenizers_lost_is_a_pause_and_nothing_else
 ) -> None:
     await cluster.start(workers=["both"], routers=2, tokenizers=2)
     async with cluster.api() as api:
+        usages = []
         for body in undisturbed.asked:
-            await usage_of(api, body | {"max_tokens": 1})
-        usages = [await usage_of(api, body) for body in undisturbed.asked]  # the prompts cached
+            one = body | {"max_tokens": 1}
+            await usage_of(api, one)
+            usages.append(grown(await usage_of(api, one), body["max_tokens"]))
         streams = [Stream(api, body) for body in undisturbed.asked * 2]
         await asyncio.gather(*(stream.reached(FEW) for stream in streams))
         (await busy(cluster, service)).signal(how)

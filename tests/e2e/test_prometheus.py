@@ -65,8 +65,12 @@ async def test_all_replicas_are_found_and_scraped(
         return {url for url, health in found.items() if health == "up"} >= expected
 
     await until(scraped, 30, "all targets are up")
-    services = await prometheus.query("count by (service) (up == 1)")
-    assert {s["metric"]["service"] for s in services} == {p.service for p in penstock.processes}
+
+    async def counted() -> bool:  # a scrape of a busy process may have failed since
+        found = await prometheus.query("count by (service) (up == 1)")
+        return {s["metric"]["service"] for s in found} == {p.service for p in penstock.processes}
+
+    await until(counted, 30, "a series of each service")
 
 
 async def test_every_rule_is_evaluated_without_an_error(prometheus: Prometheus) -> None:

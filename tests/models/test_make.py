@@ -1,6 +1,7 @@
 """All stages of the models' making, with little of each."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,17 +37,26 @@ def test_a_run_goes_on_where_it_was(
 ) -> None:
     """Cut off before a stage and in the midst of one, it ends as one that never was."""
     learn, learned = train.Training.learn, list[str]()
-    cuts = [["Saying"], ["Answers"] * 2]  # what is learned since the last cut ends so
+    heads, cuts = begin.heads, ["heads", "Answers"]
 
     def counted(training: train.Training) -> train.Tally:
         learned.append(type(training.lesson).__name__)
-        if cuts and learned[-len(cuts[0]) :] == cuts[0]:
-            learned.clear()
-            del cuts[0]
-            raise KeyboardInterrupt
+        if cuts == ["Answers"] and learned[-2:] == cuts * 2:
+            cut()
         return learn(training)
 
+    def begun(*to: Any) -> None:
+        if cuts[:1] == ["heads"]:
+            cut()
+        heads(*to)
+
+    def cut() -> None:
+        learned.clear()
+        del cuts[0]
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(train.Training, "learn", counted)
+    monkeypatch.setattr(begin, "heads", begun)
     monkeypatch.setattr(train, "SAVE_EVERY", 1)
     for folder in ("cut", "through"):
         (tmp_path / folder).mkdir()

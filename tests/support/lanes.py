@@ -1,9 +1,10 @@
 """How the tests are shared among processes (`pytest -n auto`): a file at a time.
 
-One process begins with what computes; the others begin with what starts whole stacks, which takes
-longest and mostly waits. The short files, of which most are, come last for all of them, so that
-they end together. There are as many as cores and no more: a stack is a dozen processes, and two
-that start at once on two cores run into time limits of their own, as Ray's 15 s for its agents.
+One process begins with what computes; others begin with what starts whole stacks, which takes
+longest and mostly waits. The short files, of which most are and many wait, come last for them, and
+first for one process that there is besides: it leaves stacks to the others, of which there are as
+many as cores. A stack is a dozen processes, and more that start at once than there are cores run
+into time limits of their own, as Ray's 15 s for its agents.
 """
 
 import os
@@ -44,21 +45,34 @@ _COMPUTE = ("tests/models/", "tests/kernels/", "tests/observability/", "tests/un
 
 def processes() -> int:
     """How many there are to be."""
-    return min(len(os.sched_getaffinity(0)), _MOST)
+    return min(len(os.sched_getaffinity(0)) + 1, _MOST)
 
 
 class Lanes(LoadScopeScheduling):
     """A scope is a file, or the files that share something."""
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if self._leaves_stacks(node) and all(_rank(scope) < 0 for scope in self.workqueue):
+            node.shutdown()
+        else:
+            super()._reschedule(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return _GROUPS.get(file, file)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        computes = node is self.nodes[0]
-        scope = (max if computes else min)(self.workqueue, key=_rank)
+        if node is self.nodes[0]:
+            scope = max(self.workqueue, key=_rank)
+        elif self._leaves_stacks(node):
+            scope = min(self.workqueue, key=lambda scope: (_rank(scope) < 0, _rank(scope)))
+        else:
+            scope = min(self.workqueue, key=_rank)
         self.workqueue.move_to_end(scope, last=False)
         super()._assign_work_unit(node)
+
+    def _leaves_stacks(self, node: WorkerController) -> bool:
+        return len(self.nodes) > 2 and node is self.nodes[-1]
 
 
 def _rank(scope: str) -> int:

@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
+import pytest
+
 from protos.common_pb2 import Caller
 from protos.retrieval_pb2 import (
     IndexProgress,
@@ -22,6 +24,7 @@ from services.common.telemetry.telemetry import Telemetry
 from services.gateway.identity.principal import Principal, Refused
 from services.gateway.identity.standing import Grantee
 from services.gateway.identity.tenants import Priority
+from services.gateway.jobs import jobs
 from services.gateway.jobs.jobs import Jobs
 from services.gateway.stores.files.file_record import FileRecord
 from services.gateway.stores.files.files import Files
@@ -209,11 +212,13 @@ class StoresRig:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["StoresRig"]:
-        self.jobs.start(self.stores.kinds, lambda: False)
-        try:
-            yield self
-        finally:
-            await self.jobs.stop()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jobs, "_LOOK_EVERY_S", 0.05)  # tests wait for what is to come later
+            self.jobs.start(self.stores.kinds, lambda: False)
+            try:
+                yield self
+            finally:
+                await self.jobs.stop()
 
     async def arrived(self) -> None:
         """All files, wherever they were to go."""

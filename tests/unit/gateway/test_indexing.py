@@ -174,7 +174,8 @@ async def test_a_file_waits_while_what_it_is_read_from_or_stored_in_is_away(
     rig: StoresRig, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     monkeypatch.setattr(indexing, "_AGAIN_S", 0.01)
-    rig.retrieval.failure = unavailable("away", stage="retrieval", reason=reason)
+    away = unavailable("away", stage="retrieval", reason=reason, retry_after_s=0.01)
+    rig.retrieval.failure = away
     store = await rig.store(await rig.file())
     await until(lambda: rig.retrieval.begun > 4, 10)
     assert await rig.statuses(store) == ["in_progress"]
@@ -182,7 +183,7 @@ async def test_a_file_waits_while_what_it_is_read_from_or_stored_in_is_away(
     await rig.arrived()
     assert await rig.statuses(store) == ["completed"]
     monkeypatch.setattr(indexing, "QUEUEING_S", -60.0)
-    rig.retrieval.failure = unavailable("away", stage="retrieval", reason=reason)
+    rig.retrieval.failure = away
     late = await rig.store(await rig.file())
     await rig.arrived()
     assert await rig.statuses(late) == ["failed"], "not for ever"
@@ -269,8 +270,9 @@ async def test_two_files_are_indexed_at_once_and_the_others_wait(rig: StoresRig)
     ],
 )
 async def test_however_it_fails_it_is_told(
-    rig: StoresRig, failure: Exception, code: str, message: str
+    rig: StoresRig, monkeypatch: pytest.MonkeyPatch, failure: Exception, code: str, message: str
 ) -> None:
+    monkeypatch.setattr(indexing, "_AGAIN_S", 0.01)
     rig.retrieval.failure = failure
     store = await rig.store(await rig.file())
     await rig.arrived()

@@ -258,7 +258,7 @@ async def test_a_file_that_takes_long_is_gone_on_with_while_it_comes_on(
     assert (await by_id(rig, store)).popitem()[1].progress is None, "it is found all the time"
 
 
-AWAY = unavailable("the store is away", stage="retrieval", reason="store_away")
+AWAY = unavailable("the store is away", stage="retrieval", reason="store_away", retry_after_s=0.01)
 FULL = PenstockError(grpc.StatusCode.RESOURCE_EXHAUSTED, "too much waits", stage="retrieval")
 
 
