@@ -141,9 +141,12 @@ async def _assemble(
 
 def _is_short(model: ServedModel, request: PromptRequest) -> bool:
     """Some 0.2 ms of work, as far as is known: what else templates get may make them do more than
-    its length tells, and one that took long once does so again."""
+    its length tells (the question again for each passage), and one that took long once does so
+    again."""
     chat, template = request.chat, model.template
-    if chat.tools or chat.template_options or (template is not None and not template.is_quick):
+    if chat.tools or chat.passages or chat.template_options:
+        return False
+    if template is not None and not template.is_quick:
         return False
     return bool(request.ByteSize() <= _SHORT_BYTES)
 

@@ -266,13 +266,15 @@ async def test_threads_are_taken_and_time_is_kept_in_the_caller_s_name(
 
         short = question()
         model = await b.pipeline.catalog.find(short.model)
-        with_options, with_tools = question(), question()
+        with_options, with_tools, with_passages = question(), question(), question()
         with_options.chat.template_options = '{"a": 1}'
         with_tools.chat.tools.add(name="look", parameters="{}")
+        with_passages.chat.passages.add(text="x")
         for request, slowest_s, taken in (
             (short, 0.0, 1),
             (with_options, 0.0, 2),
             (with_tools, 0.0, 2),
+            (with_passages, 0.0, 2),
             (short, 0.5, 2),
         ):
             model.template._plain.slowest_s = slowest_s

@@ -120,7 +120,9 @@ def load(
         name=spec.name,
         checkpoint=served.digest,
         tokenizer=backend,
-        encoder=PromptEncoder(backend, template.control if template else ()),
+        encoder=PromptEncoder(
+            backend, *((template.control, template.of_answers) if template else ())
+        ),
         template=template,
         detokenizer=detokenizer_factory(backend, shown),
         way=way,

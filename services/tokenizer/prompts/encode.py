@@ -69,16 +69,19 @@ def encoding_of(
 class PromptEncoder:
     """For one model. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, control: Iterable[str] = ()) -> None:
-        """`control`: its tokens that are control tokens beside those that are marked special."""
+    def __init__(
+        self, tokenizer: Tokenizer, control: Iterable[str] = (), of_answers: Iterable[str] = ()
+    ) -> None:
+        """`control`: its tokens that are control tokens beside those that are marked special;
+        `of_answers`: those that a passage or a tool's result cannot forge either."""
         self._tokenizer = tokenizer
         self._bytes_per_token = bytes_per_token(tokenizer)
         self._quick = Quick.of(tokenizer) if self._bytes_per_token else None
         added = tokenizer.get_added_tokens_decoder().values()
         found = {*control, *(t.content for t in added if t.special)}
-        special = sorted(found, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
-        self._beyond = len(special[0]) - 1 if special else 0
+        self._special = _any_of(found)
+        self._foreign = _any_of({*found, *of_answers})
+        self._beyond = max(map(len, {*found, *of_answers}), default=1) - 1
 
     def least(self, text: str) -> int:
         """As many tokens `text` has at the least; it may be many more. A millisecond for 8 MB."""
@@ -90,10 +93,13 @@ class PromptEncoder:
         text = rendered.text
         # Cut behind its first character, a special token is none any more. The template's own text
         # is not cut: of one that begins there, what is not the template's is cut off.
-        cuts = dict.fromkeys(
-            max(special.start() + 1, start)
-            for start, end in self._untrusted(rendered)
-            for special in self._overlapping(text, start, end)
+        cuts = sorted(
+            {*rendered.cuts}.union(
+                max(token.start() + 1, start)
+                for tokens, stretches in self._untrusted(rendered)
+                for start, end in stretches
+                for token in self._overlapping(tokens, text, start, end)
+            )
         )
         pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         return Encoded(pieces, self._all_of(pieces))
@@ -111,12 +117,20 @@ class PromptEncoder:
         return len(encoding)
 
     def _all_of(self, texts: list[str]) -> Sequence[Encoding | QuickEncoding]:
+        different = list(dict.fromkeys(texts))  # one token over and over is cut as often
+        found: Sequence[Encoding | QuickEncoding]
         if self._quick is None:
-            return self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        return [self._quick.encode(text) or encoding_of(self._tokenizer, text) for text in texts]
+            found = self._tokenizer.encode_batch(different, add_special_tokens=False)
+        else:
+            quick = self._quick
+            found = [quick.encode(text) or encoding_of(self._tokenizer, text) for text in different]
+        known = dict(zip(different, found, strict=True))
+        return [known[text] for text in texts]
 
-    def _untrusted(self, rendered: Rendered) -> list[tuple[int, int]]:
-        """The stretches of the text in which no special token is the template's."""
+    def _untrusted(
+        self, rendered: Rendered
+    ) -> Iterator[tuple[re.Pattern[str], list[tuple[int, int]]]]:
+        """Tokens, and the stretches of the text in which none of them is the template's."""
         text, own = rendered.text, rendered.own
         starts = [0, *(span.end for span in rendered.spans)]
         ends = [*(span.start for span in rendered.spans), len(text)]
@@ -127,21 +141,34 @@ class PromptEncoder:
             trusted = between[: changed[0]] + between[changed[-1] + 1 :]
         edges = [edge for start, end in trusted if start < end for edge in (start, end)]
         edges = [0, *edges, len(text)]
-        return [(a, b) for a, b in zip(edges[0::2], edges[1::2], strict=True) if a < b]
+        yield (
+            self._special,
+            [(a, b) for a, b in zip(edges[0::2], edges[1::2], strict=True) if a < b],
+        )
+        by_others = [one for one in rendered.spans if one.kind != "message"]
+        yield self._foreign, [(one.start, one.end) for one in by_others]
 
     def _all(self, text: str, *stretch: int) -> list[str]:
         return [special.group() for special in self._special.finditer(text, *stretch)]
 
-    def _overlapping(self, text: str, start: int, end: int) -> Iterator[re.Match[str]]:
+    def _overlapping(
+        self, tokens: re.Pattern[str], text: str, start: int, end: int
+    ) -> Iterator[re.Match[str]]:
         """Those with a character in the stretch: template and content may make one together. One
         cut may leave whole another that began within it."""
         at = max(0, start - self._beyond)
-        while special := self._special.search(text, at, end + self._beyond):
-            if special.start() >= end:
+        while token := tokens.search(text, at, end + self._beyond):
+            if token.start() >= end:
                 return
-            if special.end() > start:
-                yield special
-            at = special.start() + 1
+            if token.end() > start:
+                yield token
+            at = token.start() + 1
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """The longest first."""
+    longest = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest)) or r"(?!)")
 
 
 def _tokens_before(encoding: Encoding | QuickEncoding, character: int) -> int:

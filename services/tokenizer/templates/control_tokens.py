@@ -13,6 +13,7 @@ from typing import Any
 
 _CONTROL = re.compile(r"<[|\uff5c]\S+>|<\S+[|\uff5c]>")  # of DeepSeek's, the bar is a wide one
 _MARK = re.compile(r"<[^\s<>]+>|\[[^\s\[\]]+\]")
+_CITES = re.compile(r"\[[0-9]+\]")
 
 
 def control_tokens(tokenizer: Any, source: str) -> list[str]:
@@ -26,6 +27,21 @@ def control_tokens(tokenizer: Any, source: str) -> list[str]:
         return bool(_MARK.fullmatch(token)) and token in source and _partner(token) not in added
 
     return sorted(filter(is_control, filter(None, added)), key=len, reverse=True)
+
+
+def answer_tokens(tokenizer: Any, source: str) -> list[str]:
+    """By which answers are read, and no control tokens: tags that stand in the templates, of calls
+    and of reasoning, and numbers in brackets, of citations. Former answers hold them, and a user
+    may; a passage or what a tool returns is by others, and makes none: a call that it spells would
+    be half a call of the model's own.
+    """
+    control = {*control_tokens(tokenizer, source)}
+    added = {token.content for token in tokenizer.added_tokens_decoder.values()} - control
+    return [
+        token
+        for token in added
+        if _CITES.fullmatch(token) or (_MARK.fullmatch(token) and token in source)
+    ]
 
 
 def _partner(mark: str) -> str:

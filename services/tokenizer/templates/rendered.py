@@ -6,7 +6,8 @@ itself is what stands between the marks.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 # Stand for the contents when the template's own text is looked for: private use, of no meaning to
@@ -16,13 +17,17 @@ MARK = re.compile("\ue000([0-9]+)\ue001")
 _SEARCHES_IN_VAIN = 32  # in one prompt
 
 
+BREAK = "\ue002"
+"""Stands in a special token that is written out where the template shows what clients define."""
+
+
 @dataclass(frozen=True)
 class Span:
     """Characters [start, end) of the rendered text are one message's or passage's own."""
 
     start: int
     end: int
-    kind: Literal["message", "passage"]
+    kind: Literal["message", "result", "passage"]  # a result is the message of a tool
     index: int  # in the messages or passages given
 
 
@@ -38,14 +43,37 @@ class Rendered:
     text: str
     spans: list[Span]  # in order, apart from each other
     own: list[str]
+    cuts: tuple[int, ...] = ()
+    """Where in the text, contents apart, a special token was broken up: it is none."""
+
+    def joined(self) -> "Rendered":
+        """Breaks in the template's own text become cuts."""
+        pieces: list[str] = []
+        spans: list[Span] = []
+        cuts: list[int] = []
+        cursor = length = 0
+        for start, end, span in [*((s.start, s.end, s) for s in self.spans), (None, None, None)]:
+            stretch = self.text[cursor:start].split(BREAK)
+            for piece in stretch:
+                length += len(piece)
+                cuts.append(length)
+            cuts.pop()  # behind the last is no break
+            pieces += stretch
+            if span is not None:
+                pieces.append(self.text[start:end])
+                spans.append(replace(span, start=length, end=length + span.end - span.start))
+                cursor, length = span.end, spans[-1].end
+        own = [one.replace(BREAK, "") for one in self.own]
+        return Rendered("".join(pieces), spans, own, tuple(cuts))
 
 
 def mark(number: int) -> str:
     return f"\ue000{number}\ue001"
 
 
-def locate(text: str, skeleton: str, fields: list[str], messages: int) -> Rendered:
-    """Finds the contents in `text`, from `skeleton`, the same rendering with marks for them.
+def locate(text: str, skeleton: str, fields: list[str], roles: Sequence[str]) -> Rendered:
+    """Finds the contents in `text`, from `skeleton`, the same rendering with marks for them. Fields
+    are those of messages, whose roles are given, then of passages.
 
     Contents that the template trims are found, what it changes otherwise is not; nor is what stands
     behind many changed ones in a row, as each search in vain reads all of the text.
@@ -74,12 +102,17 @@ def locate(text: str, skeleton: str, fields: list[str], messages: int) -> Render
         start, cursor = found
         if start == cursor:  # white space that was trimmed
             continue
-        passage = number - messages
-        kind, index = ("message", number) if passage < 0 else ("passage", passage // 2)
-        spans.append(Span(start, cursor, kind, index))  # type: ignore[arg-type]
+        if number < len(roles):
+            spans.append(Span(start, cursor, kind_of(roles[number]), number))
+        else:
+            spans.append(Span(start, cursor, "passage", (number - len(roles)) // 2))
         between.append("")
     between[-1] += owns[-1]
     return Rendered(text, spans, between)
+
+
+def kind_of(role: str) -> Literal["message", "result"]:
+    return "result" if role == "tool" else "message"
 
 
 def _forms(field: str) -> list[str]:

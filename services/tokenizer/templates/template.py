@@ -32,8 +32,8 @@ from jinja2 import TemplateError, meta, nodes
 from protos.common_pb2 import Message, Passage, Tool, ToolCall
 from services.common.text.content import said, text_of
 from services.tokenizer.templates.bounded_jinja import BUDGET_S, BoundedTemplate, TooMuchError
-from services.tokenizer.templates.control_tokens import control_tokens
-from services.tokenizer.templates.rendered import MARK, Rendered, locate, mark
+from services.tokenizer.templates.control_tokens import answer_tokens, control_tokens
+from services.tokenizer.templates.rendered import BREAK, MARK, Rendered, locate, mark
 from services.tokenizer.templates.traced import Tracer, Written
 from services.tokenizer.tool_parsers import mistral
 
@@ -91,6 +91,8 @@ class ChatTemplate:
         """Of the template that is used where there are tools."""
         self.control = control_tokens(tokenizer, source + self.source)
         """Tokens that nobody but the template may write, the longest first."""
+        self.of_answers = answer_tokens(tokenizer, source + self.source)
+        """Those that neither a passage nor a tool's result may."""
         self._special = re.compile("|".join([*map(re.escape, self.control), MARK.pattern]))
         other = self.source != source
         self._with_tools = BoundedTemplate(self.source) if other else self._plain
@@ -123,14 +125,19 @@ class ChatTemplate:
         offered = self._offer(tools, options or {})
         turns = [self._turn(index, message) for index, message in enumerate(messages)]
         fields = [text_of(m) for m in messages] + [f for p in passages for f in (p.title, p.text)]
+        roles = [message.role for message in messages]
         shape = self._shape(turns, fields, offered)
         if shape and (written := self._known_writing(shape)) and sum(map(len, fields)) <= _WRITTEN:
-            return written.of(fields)
+            return written.of(fields, roles)
+        clean, clean_offer = _harmless(turns, self._special), _harmless(offered, self._special)
         marks = [mark(number) if field else "" for number, field in enumerate(fields)]
         given = sum(one.ByteSize() for one in (*messages, *passages))
         little = not tools and given <= _LITTLE_BYTES
         try:
-            skeleton = self._skeleton(turns, marks, offered, little, shape)
+            if shape is None:
+                skeleton = self._apply(clean, marks, clean_offer, little)
+            else:  # known from the last chat of the same shape
+                skeleton = self._known_skeleton(shape)
         except TooMuchError as error:
             raise _too_much(error) from None
         except TemplateError as error:
@@ -156,13 +163,14 @@ class ChatTemplate:
                 )
                 raise NotRenderableError(index, why)
         try:
-            text = self._apply(turns, fields, offered, little)
+            text = self._apply(clean, fields, clean_offer, little)
         except TooMuchError as error:
             raise _too_much(error) from None
         except TemplateError:  # its words may quote the content
             why = "the model's chat template refuses the content of the messages"
             raise NotRenderableError(None, why) from None
-        return locate(text, skeleton, fields, len(messages))
+        found = locate(text, skeleton, fields, roles)
+        return found if (turns, offered) == (clean, clean_offer) else found.joined()
 
     def _shape(
         self, turns: Sequence[dict[str, Any]], fields: Sequence[str], offered: dict[str, Any]
@@ -180,20 +188,6 @@ class ChatTemplate:
             return None
         given = {**self._given, "tools": None, "documents": None, "add_generation_prompt": True}
         return self._tracer.written(turns, [says for _, says in shape], given)
-
-    def _skeleton(
-        self,
-        turns: Sequence[dict[str, Any]],
-        marks: Sequence[str],
-        offered: dict[str, Any],
-        little: bool,
-        shape: _Shape | None,
-    ) -> str:
-        """Rendered with marks for the contents; known from the last chat of the same shape."""
-        if shape is not None:
-            return self._known_skeleton(shape)
-        harmless = _harmless(offered, self._special)
-        return self._apply(_harmless(turns, self._special), marks, harmless, little)
 
     def _skeleton_of_roles(self, shape: _Shape) -> str:
         marks = [mark(number) if says else "" for number, (_, says) in enumerate(shape)]
@@ -326,7 +320,7 @@ def _harmless(value: Any, special: re.Pattern[str]) -> Any:
     """The same, with the special tokens and marks that are written out in its texts broken up."""
     match value:
         case str():
-            return special.sub(lambda found: f"{found[0][0]}\ue002{found[0][1:]}", value)
+            return special.sub(lambda found: found[0][0] + BREAK + found[0][1:], value)
         case dict():
             return {_harmless(k, special): _harmless(v, special) for k, v in value.items()}
         case list():

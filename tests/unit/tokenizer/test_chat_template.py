@@ -56,6 +56,7 @@ TALK = chat(
     ("tool", "{}"),
     ("user", "é"),
 )
+TURN = ("user", "assistant")
 PASSAGES = [Passage(title="One", text="first text"), Passage(title="Two", text="second")]
 
 
@@ -223,7 +224,7 @@ def test_contents_are_found_in_time_linear_in_the_text() -> None:
         fields = [f" {n} " for n in range(messages)] + ["as it was"]
         skeleton = "".join(f"<a>\ue000{n}\ue001" for n in range(messages + 1))
         Text.searched = 0
-        found = locate(text, skeleton, fields, messages + 1)
+        found = locate(text, skeleton, fields, ["user"] * (messages + 1))
         assert [span.index for span in found.spans] == ([messages] if messages < 30 else [])
         return Text.searched / len(text)
 
@@ -236,12 +237,12 @@ def test_in_a_long_talk_each_answer_may_be_changed() -> None:
     text = "".join(f"<u>question {n}<a>short" for n in range(turns))
     skeleton = "".join(f"<u>\ue000{2 * n}\ue001<a>\ue000{2 * n + 1}\ue001" for n in range(turns))
     fields = [f for n in range(turns) for f in (f"question {n}", f"thought {n} short")]
-    found = locate(text, skeleton, fields, 2 * turns)
+    found = locate(text, skeleton, fields, ["user", "assistant"] * turns)
     assert [span.index for span in found.spans] == list(range(0, 2 * turns, 2))
 
 
 def test_a_content_before_a_changed_text_is_found_whole() -> None:
-    found = locate("<u>hi [x]yes", "<u>\ue0000\ue001<a>\ue0001\ue001", ["hi ", "yes"], 2)
+    found = locate("<u>hi [x]yes", "<u>\ue0000\ue001<a>\ue0001\ue001", ["hi ", "yes"], TURN)
     assert [(span.start, span.end) for span in found.spans] == [(3, 6)]
 
 
@@ -250,7 +251,7 @@ def test_a_content_before_a_changed_text_is_found_whole() -> None:
 )
 def test_a_content_may_be_trimmed_on_either_side_or_both(shown: str, end: int) -> None:
     skeleton = "<u>\ue0000\ue001<a>\ue0001\ue001"
-    found = locate(f"<u>{shown}<a>yes", skeleton, [" hi ", "yes"], 2)
+    found = locate(f"<u>{shown}<a>yes", skeleton, [" hi ", "yes"], TURN)
     assert [(span.start, span.end) for span in found.spans] == [(3, end), (end + 3, end + 6)]
 
 
@@ -275,12 +276,12 @@ def test_what_the_template_is_given_beside_the_rest() -> None:
 
 
 def test_an_option_forges_no_control_token() -> None:
-    """What it brings is in no span, and not the template's own."""
+    """What it brings is in no span, and none of the template's own."""
     rendered = ChatTemplate(tokenizer(THINKING)).render(
         chat(("user", "Hi")), options={"style": EOS}
     )
     assert rendered.text.endswith(EOS)
-    assert not any(EOS in own for own in rendered.own)
+    assert rendered.cuts == (len(rendered.text) - len(EOS) + 1,), "behind its first character"
 
 
 # ---- what is known of chats of the same shape -------------------------------------------------

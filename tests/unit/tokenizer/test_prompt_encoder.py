@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import transformers
@@ -156,6 +157,22 @@ def test_only_the_template_s_own_markers_are_special(content: str) -> None:
     assert len(encoded) == len(ids)
     if "<|eos|>" not in content:
         assert ids == BYTES.encode(f"<|user|>{content}<|user|>").ids
+
+
+def test_a_piece_that_comes_again_and_again_is_encoded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded = list[str]()
+    encode = Quick.encode
+
+    def noted(quick: Quick, text: str) -> Any:
+        encoded.append(text)
+        return encode(quick, text)
+
+    monkeypatch.setattr(Quick, "encode", noted)
+    ids = ENCODER.encode(rendered("<|user|>", "<|eos|>" * 1000)).ids.tolist()
+    assert BYTES.decode(ids, skip_special_tokens=False) == f"<|user|>{'<|eos|>' * 1000}<|user|>"
+    assert len(encoded) < 5
 
 
 class Tallied:
