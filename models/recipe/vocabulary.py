@@ -53,8 +53,8 @@ def codes(tokenizer: Tokenizer, *widths: int) -> Tensor:
     and without. Of each width alone all codes have the same norm, its square the width: what is
     compared by one of them has no token that is less like itself than another is like it.
     """
-    names = [name.decode(errors="replace") for name in spelled(tokenizer)]
-    stems = [name.strip(" ") if name else f"<{token}>" for token, name in enumerate(names)]
+    names = spelled(tokenizer)  # bytes: halves of letters are no text, and no two are the same
+    stems = [name.strip(b" ") if name else b"<%d>" % token for token, name in enumerate(names)]
     known = {stem: row for row, stem in enumerate(dict.fromkeys(stems))}
     drawn = [torch.randn(len(known), width) for width in widths]
     even = [x / x.norm(dim=1, keepdim=True) * x.shape[1] ** 0.5 for x in drawn]
