@@ -14,7 +14,7 @@ START = {
 }  # fmt: skip
 LATER = {
     "copying": 1, "passages": 40, "recall": 11, "json": 19, "tools": 16, "short": 10, "about": 5,
-    "talk": 7, "story": 2,
+    "talk": 12, "story": 4,
 }  # fmt: skip
 MIXED_AT = 0.3
 # How often a set has 1, 2, … 7 passages: at the start, and from `WIDE_AT` of the training on.
@@ -28,6 +28,7 @@ RELATIONS = (0.5, 0.25)
 TEXTS_AT = 0.25
 FACTS = (1, 4)  # the most that a composed passage tells
 RECORDS = 0.6  # of the texts that JSON is filled from
+TALKED = 0.25  # of the questions over passages, those with others before them
 DECLINED = 0.25  # of the turns with tools, those that ask for one that is not offered
 
 
@@ -51,11 +52,7 @@ def example(rng: random.Random, progress: float) -> Conversation:
         made = looked_up(rng, progress)
         if rng.random() < 0.04:
             made = tools.beside(world, made)
-        if rng.random() < 0.05:
-            earlier = rng.choice((smalltalk.smalltalk, short.task_of))(world, rng.randint(1, 2))
-            at = 1 if made.messages[0]["role"] == "system" else 0
-            made.messages[at:at] = earlier.messages
-        return made
+        return _behind_others(world, made, progress) if rng.random() < TALKED else made
     if skill == "copying":
         return short.copying(world)
     if skill == "recall":
@@ -70,12 +67,27 @@ def example(rng: random.Random, progress: float) -> Conversation:
     if skill == "about":
         return about.about(world, rng.randint(2, 5))
     if skill == "talk" and rng.random() < 0.3:
-        return smalltalk.beside(world, looked_up(rng, progress))
+        made = smalltalk.beside(world, looked_up(rng, progress))
+        return _behind_others(world, made, progress) if rng.random() < 0.5 else made
     if skill == "talk":
         return smalltalk.smalltalk(world, rng.randint(1, 4))
     if skill == "story":
         return story.story(world)
     raise KeyError(skill)
+
+
+def _behind_others(world: World, made: Conversation, progress: float) -> Conversation:
+    """With some turns before it, as where a user goes on asking: questions, whose passages are
+    shown no more, and talk. These are read, not learned."""
+    rng = world.rng
+    at = 1 if made.messages[0]["role"] == "system" else 0
+    for _ in range(rng.choice((1, 1, 2, 3, 5, 8))):
+        if rng.random() < 0.7:
+            earlier = looked_up(rng, progress)
+        else:
+            earlier = rng.choice((smalltalk.smalltalk, short.task_of))(world, 1)
+        made.messages[at:at] = [one for one in earlier.messages if one["role"] != "system"]
+    return made
 
 
 def looked_up(rng: random.Random, progress: float) -> Conversation:

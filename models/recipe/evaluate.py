@@ -18,6 +18,7 @@ arithmetic is float32, on the shipped bfloat16 weights.
 
 import argparse
 import random
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -167,10 +168,22 @@ def table(folder: Path, draft: Path, count: int, seed: int = SEED) -> str:
 
 
 def write_card(card: Path, figures: str) -> None:
-    """Puts the figures into a model card, between its two marks."""
-    before, rest = card.read_text().split(CARD[0])
-    _, after = rest.split(CARD[1])
+    """Puts the figures into a model card, between its two marks. Raises ValueError without them."""
+    before, _, after = _parts(card)
     card.write_text(f"{before}{CARD[0]}\n{figures}\n{CARD[1]}{after}")
+
+
+def figures_of(card: Path) -> str:
+    """What stands between the marks. Raises ValueError without them."""
+    return _parts(card)[1].strip("\n")
+
+
+def _parts(card: Path) -> tuple[str, str, str]:
+    """A model card before, between and behind its two marks."""
+    parts = re.split("|".join(map(re.escape, CARD)), card.read_text())
+    if len(parts) != 3:
+        raise ValueError(f"{card} has no place for the figures: {CARD[0]} … {CARD[1]}")
+    return parts[0], parts[1], parts[2]
 
 
 def main() -> None:

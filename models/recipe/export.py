@@ -76,7 +76,9 @@ def save(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
         for name, value in model.state_dict().items()
     }
     weights = evened(weights, model.shape.layers)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    file = folder / "model.safetensors"
+    save_file(weights, file, metadata={"format": "pt"})
+    file.chmod(0o644)  # it is made for its owner alone: who serves it may be another
     tokenizer.save(str(folder / "tokenizer.json"))
     shutil.copyfile(SOURCE, folder / "chat_template.jinja")
     files: dict[str, dict[str, Any]] = {

@@ -6,6 +6,7 @@ the run folder; started again, the command goes on where it was. A changed recip
 """
 
 import argparse
+import shutil
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,10 +23,11 @@ from models.recipe.lessons import Answers, Draft, Lesson, Reading, Saying, Sourc
 from models.recipe.model import Llama, Shape
 from models.recipe.reader import Reader
 from models.recipe.swaps import Swaps
-from models.recipe.train import Plan, alone, halves, train
+from models.recipe.train import Plan, alone, halves, state_of, train
 from models.recipe.vocabulary import movable
 
 RECIPE = Path(__file__).parent
+CARD = RECIPE.parent / "demo/README.md"
 SHAPES = {
     "demo": Shape(
         bpe.VOCABULARY,
@@ -121,28 +123,50 @@ class Run:
             unfinished = checkpoint.with_suffix(".tmp")
             torch.save(made.state_dict(), unfinished)
             unfinished.replace(done)
-        made.load_state_dict(torch.load(done, weights_only=True))
+        made.load_state_dict(state_of(done))
+
+
+def at_least_one(text: str) -> int:
+    """An argument. Raises ValueError."""
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+def card_in(folder: Path) -> Path:
+    """The model card that gets the figures, made like ours if there is none. Raises ValueError, at
+    once and not behind hours, if there is no place for them.
+    """
+    card = folder / "README.md"
+    if not card.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(CARD, card)
+    evaluate.write_card(card, evaluate.figures_of(card))
+    return card
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("models"), help="gets demo/, demo-draft/")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=at_least_one, default=2)
     parser.add_argument(
         "--runs", type=Path, default=Path("build/model"), help="folder for checkpoints"
     )
-    parser.add_argument("--count", type=int, default=200, help="test conversations per skill")
+    parser.add_argument(
+        "--count", type=at_least_one, default=200, help="test conversations per skill"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)  # each thread of the training runs its own part of a step
     folder = options.runs / f"{options.seed}-{fingerprint()}"
     demo, draft = (options.out / FOLDERS[name] for name in ("demo", "draft"))
+    card = card_in(demo)
     with alone(folder):
         run = Run(folder, options.seed, options.threads, PLANS)
         for name, model in run.models().items():
             export.save(model, run.tokenizer, options.out / FOLDERS[name])
         torch.set_num_threads(options.threads)
-        evaluate.write_card(demo / "README.md", evaluate.table(demo, draft, options.count))
+        evaluate.write_card(card, evaluate.table(demo, draft, options.count))
 
 
 if __name__ == "__main__":

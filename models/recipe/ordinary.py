@@ -70,7 +70,15 @@ def brought(path: Path) -> list[Case]:
 
 
 def _documents(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """Raises ValueError, which names the line, if one is no JSON."""
+    found = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                found.append(json.loads(line))
+            except ValueError as why:
+                raise ValueError(f"{path}:{number}: {why}") from None
+    return found
 
 
 def _case(asked: dict[str, Any], passages: list[Document], own: list[bool]) -> Case:

@@ -4,6 +4,7 @@ The schedule is that of MiniCPM (Hu et al., 2024): rates stay high for most of t
 """
 
 import fcntl
+import pickle
 import random
 import time
 from collections.abc import Iterator
@@ -80,7 +81,7 @@ class Training:
 
     def restore(self, path: Path) -> None:
         """Goes on from a file of `save`. Raises ValueError if that is of another plan."""
-        saved = torch.load(path, weights_only=True)
+        saved = state_of(path)
         if saved["plan"] != asdict(self.plan):
             raise ValueError(f"{path} is of another plan: remove it to begin anew")
         self.lesson.load_state_dict(saved["lesson"])
@@ -135,6 +136,15 @@ class Training:
         rows = [r for r in drawn if len(r.ids) <= self.plan.longest and self.lesson.takes(r)]
         random.Random(f"{self.source.seed}/{first}").shuffle(rows)
         return rows
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """What was saved in a run's folder. Raises ValueError if the file is not whole."""
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+    except (EOFError, RuntimeError, pickle.UnpicklingError) as why:
+        raise ValueError(f"{path} is not whole: remove it to begin its stage anew") from why
+    return state
 
 
 @contextmanager

@@ -181,6 +181,7 @@ def test_what_is_not_well_formed_is_refused(source: str, error: str) -> None:
         ("= {door}\n", "", "some.txt:6: no `=` after this question|expected another line"),
         ("{town:town}", "{town:twon}", "some.txt:1: there is no kind 'twon'"),
         ("# notice", "notice", "some.txt:1: text before"),
+        ("Leave by", "{x:twon} Leave by", "some.txt:3: there is no kind 'twon'"),
     ],
 )
 def test_a_wrong_document_is_named_by_its_line(
@@ -212,6 +213,9 @@ def test_what_a_user_says_has_one_answer(tmp_path: Path) -> None:
     path = tmp_path / "talk.txt"
     path.write_text("? hello | Hi!\n= Hello!\n? hello there | HELLO.\n= Hello!\n? hi\n= Bye.\n")
     with pytest.raises(BankError, match="`hi` has two answers"):
+        talk.read(path)
+    path.write_text("? hello\n= Hello!\n? bye\n")
+    with pytest.raises(BankError, match=r"talk\.txt: the last `\?` line has no `=` line"):
         talk.read(path)
 
 

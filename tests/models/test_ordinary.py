@@ -101,3 +101,10 @@ def test_a_question_brings_passages_from_all_documents_with_the_one_that_tells(p
         (number,) = case.numbers
         assert case.answers[0] in case.conversation.documents[number - 1]["text"]
     assert not cases[2].numbers
+
+
+def test_a_line_that_is_no_json_is_named(path: Path) -> None:
+    one = json.dumps({"title": "a\u2028b", "text": "c", "questions": []}, ensure_ascii=False)
+    path.write_text(f"{one}\n{{\n")
+    with pytest.raises(ValueError, match=r"set\.jsonl:2: "):
+        ordinary.among_others(path)

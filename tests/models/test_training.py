@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.recipe import batches, begin, corpus, lessons, minilm, train, vocabulary
+from models.recipe import batches, begin, corpus, lessons, make, minilm, train, vocabulary
 from models.recipe import tokenizer as bpe
 from models.recipe.batches import answer_mask, collate, row
 from models.recipe.copying import Layout
@@ -88,6 +88,16 @@ def test_a_word_means_the_same_with_and_without_a_space(tokenizer: Tokenizer) ->
     apart = [(rows[ids[0]] != rows[other]).nonzero().flatten().tolist() for other in ids[1:]]
     assert apart[0] == [Layout.of(TINY).space]
     assert len(apart[1]) > 10
+
+
+def test_no_two_tokens_have_one_code(tokenizer: Tokenizer) -> None:
+    """But with a space and without: halves of letters neither, or no name with one is copied."""
+    codes = vocabulary.codes(tokenizer, 9)
+    known: dict[bytes, bytes] = {}
+    for said, code in zip(vocabulary.spelled(tokenizer), codes, strict=True):
+        if said:
+            assert known.setdefault(code.numpy().tobytes(), said.strip(b" ")) == said.strip(b" ")
+    assert b"\xc3" in known.values()
 
 
 def test_a_fresh_draft_looks_for_what_followed(tokenizer: Tokenizer) -> None:
@@ -371,6 +381,11 @@ def test_a_resumed_training_ends_as_an_uninterrupted_one(
         assert torch.equal(a, b)
     with pytest.raises(ValueError, match="another plan"):
         begun(tokenizer, 3).restore(tmp_path / "last.pt")
+    whole = (tmp_path / "last.pt").read_bytes()
+    for rest in (b"", whole[: len(whole) // 2]):
+        (tmp_path / "cut.pt").write_bytes(rest)
+        with pytest.raises(ValueError, match=r"cut\.pt is not whole: remove it"):
+            begun(tokenizer, 2).restore(tmp_path / "cut.pt")
 
 
 def test_rates_warm_up_and_fall() -> None:
@@ -379,6 +394,14 @@ def test_rates_warm_up_and_fall() -> None:
     assert plan.rates(50, 0.5) == (1, 2)
     assert plan.rates(90, 0.75) == (0.5, 1)
     assert plan.rates(99, 1.0) == (0.05, 0.1)
+
+
+def test_the_card_has_a_place_before_anything_is_learned(tmp_path: Path) -> None:
+    card = make.card_in(tmp_path / "new" / "demo")
+    assert card.read_text() == make.CARD.read_text()
+    card.write_text("no marks\n")
+    with pytest.raises(ValueError, match="no place for the figures"):
+        make.card_in(tmp_path / "new" / "demo")
 
 
 def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -26,13 +26,22 @@ def main() -> None:
     for path in options.files:
         print(f"=== {path}")
         try:
-            errors = CHECKS[path.parent.name](path, rng, options.samples)
-        except (BankError, OSError, KeyError) as failure:
+            errors = _checked(path, rng, options.samples)
+        except (BankError, OSError) as failure:
             errors = str(failure).split("\n")
+        except UnicodeDecodeError as failure:
+            errors = [f"{path.name}: not UTF-8: {failure.reason}"]
         for error in errors:
             print("ERROR", error)
         wrong += len(errors)
     sys.exit(1 if wrong else 0)
+
+
+def _checked(path: Path, rng: random.Random, samples: int) -> list[str]:
+    folder = path.resolve().parent.name
+    if folder not in CHECKS:
+        raise BankError(f"{path.name}: the bank's files are in {', '.join(CHECKS)}")
+    return CHECKS[folder](path, rng, samples)
 
 
 def check_documents(path: Path, rng: random.Random, samples: int) -> list[str]:
@@ -42,6 +51,8 @@ def check_documents(path: Path, rng: random.Random, samples: int) -> list[str]:
     for template in templates:
         errors += _tried(template, rng)
         _warn(template)
+    if errors:
+        return errors
     for template in rng.sample(templates, min(samples, len(templates))):
         print(f"--- {path.name}:{template.line}\n{_sample(template, rng)}")
     told = sum(len(template.told) for template in templates)

@@ -105,6 +105,16 @@ def read(path: Path) -> list[Template]:
     return found
 
 
+def _wrong(source: str) -> int:
+    """The first line of a text that is wrong by itself; the first, if none is."""
+    for number, line in enumerate(source.split("\n")):
+        try:
+            validate(parse(line))
+        except BankError:
+            return number
+    return 0
+
+
 def _document(file: str, line: int, lines: list[str]) -> Template:
     """One document from its lines. Raises BankError naming file and line."""
 
@@ -113,7 +123,7 @@ def _document(file: str, line: int, lines: list[str]) -> Template:
             text = parse(source)
             validate(text)
         except BankError as error:
-            raise BankError(f"{file}:{line + offset}: {error}") from None
+            raise BankError(f"{file}:{line + offset + _wrong(source)}: {error}") from None
         return text
 
     heading = lines[0][2:].strip()

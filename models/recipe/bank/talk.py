@@ -63,4 +63,6 @@ def read(path: Path) -> list[Exchange]:
             raise BankError(f"{path.name}:{number}: {error}") from None
         found.append(Exchange(asks, texts, often))
         asks = ()
+    if asks:
+        raise BankError(f"{path.name}: the last `?` line has no `=` line")
     return found
