@@ -19,7 +19,12 @@ TOOL = {
         "description": "Get the weather.",
         "parameters": {
             "type": "object",
-            "properties": {"city": {"type": "string"}, "unit": {"enum": ["celsius", "kelvin"]}},
+            "properties": {
+                "city": {"type": "string"},
+                "unit": {"enum": ["celsius", "kelvin"]},
+                "day": {"type": ["string", "null"]},
+                "more": {},
+            },
             "required": ["city"],
         },
     },
@@ -58,7 +63,8 @@ def test_all_roles_tools_and_passages(tokenizer: Any) -> None:
     )
     assert text == (
         "<|system|>Be kind.<|end|><|system|>Be brief.<|end|>"
-        "<|tools|>Get the weather. - get_weather(city: string,unit?: celsius|kelvin)<|end|>"
+        "<|tools|>Get the weather. - "
+        "get_weather(city: string,unit?: celsius|kelvin,day?: string|null,more?: any)<|end|>"
         "<|user|>The weather in Caswell?<|end|>"
         '<|assistant|><tool_call>{"name": "get_weather", "arguments": {"city": "Caswell"}}'
         "</tool_call><|end|><|tool|>rain<|end|><|assistant|>The result: rain.<|end|>"

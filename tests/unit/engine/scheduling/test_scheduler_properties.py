@@ -178,7 +178,8 @@ class World:
         for sequence in self.scheduler.sequences.values():
             if sequence.status is Status.RUNNING and sequence.id not in names:
                 # Decode first: no running decode is left out of a step, but of the low lane,
-                # which stands aside for the prompts of those who wait. A prompt's last token is none.
+                # which stands aside for the prompts of those who wait.
+                # A prompt's last token is none.
                 assert not sequence.is_decoding or (
                     sequence.request.priority >= PATIENT
                     and any(chunk.sequence.request.priority < PATIENT for chunk in step.chunks)
