@@ -94,6 +94,16 @@ async def test_a_text(rig: Rig, client: AsyncOpenAI) -> None:
     assert again.to_dict() == told.to_dict()
 
 
+@pytest.mark.parametrize(("model", "temperature"), [(MODEL, 1.0), ("other", 0.25)])
+async def test_it_tells_what_the_model_does_where_nothing_is_asked(
+    client: AsyncOpenAI, model: str, temperature: float
+) -> None:
+    told = await client.responses.create(model=model, input="Is it so?")
+    assert (told.temperature, told.top_p) == (temperature, 1.0)
+    told = await client.responses.create(model=model, input="Is it so?", temperature=0)
+    assert told.temperature == 0
+
+
 async def test_a_stream_and_its_events(rig: Rig, client: AsyncOpenAI) -> None:
     rig.tokenizer.script = calls_a_tool
     async with client.responses.stream(model=MODEL, input="Pressure?", tools=[TOOL]) as stream:

@@ -145,8 +145,8 @@ class ScriptedTokenizer(Service):
 class _Models(tokenizer_pb2_grpc.TokenizerServicer):
     async def ListModels(self, request: Any, context: Any) -> tokenizer_pb2.ListModelsReply:
         models = [
-            tokenizer_pb2.ModelInfo(name=name, window=512, created=1_700_000_000)
-            for name in (MODEL, "other")
+            tokenizer_pb2.ModelInfo(name=name, window=512, created=1_700_000_000, sampling=own)
+            for name, own in ((MODEL, {}), ("other", {"temperature": 0.25}))
         ]
         return tokenizer_pb2.ListModelsReply(models=models)
 

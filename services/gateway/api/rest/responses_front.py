@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from protos.tokenizer_pb2 import TextDelta
@@ -88,7 +89,7 @@ class ResponsesFront(HttpFront):
         self.stream, self.background = bool(request.stream), bool(request.background)
         self.lasts = self.background or bool(self.key)
         self._told = {
-            "response": _echo(request),
+            "response": _echo(request, await self._own_sampling(request.model)),
             "input": request.model_dump(exclude_none=True, include={"input"})["input"],
             "lasts": self.lasts,
             "results": RESULTS in (request.include or ()),
@@ -249,14 +250,20 @@ class ResponsesFront(HttpFront):
             await self._begin()
             await self._exchange.write(events)
 
+    async def _own_sampling(self, model: str) -> Mapping[str, float]:
+        """A model that is not there is told of where it is asked for."""
+        with suppress(PenstockError):
+            return (await self._gateway.models.find(model)).sampling
+        return {}
+
     async def _end(self, events: bytes) -> None:
         check_event(self._after, self._count - 1, self._field)
         await self._begin()
         await self._exchange.end_events(events)
 
 
-def _echo(request: ResponsesRequest) -> dict[str, Any]:
-    """What an answer repeats of its request."""
+def _echo(request: ResponsesRequest, own: Mapping[str, float]) -> dict[str, Any]:
+    """What an answer repeats of its request; `own`: what the model does where that does not say."""
     told = request.model_dump(exclude_none=True, by_alias=True)
     defaults: dict[str, Any] = {
         "background": False,
@@ -269,11 +276,11 @@ def _echo(request: ResponsesRequest) -> dict[str, Any]:
         "parallel_tool_calls": True,
         "previous_response_id": None,
         "store": True,
-        "temperature": 1.0,
+        "temperature": own.get("temperature", 1.0),
         "tool_choice": "auto",
         "tools": [],
         "top_logprobs": 0,
-        "top_p": 1.0,
+        "top_p": own.get("top_p", 1.0),
         "truncation": "disabled",
         "user": None,
     }
