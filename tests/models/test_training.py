@@ -430,3 +430,5 @@ def test_what_is_exported_loads_again(tokenizer: Tokenizer, tmp_path: Path) -> N
     assert same.to_str() == tokenizer.to_str()
     for a, b in zip(model.parameters(), loaded.parameters(), strict=True):
         assert torch.equal(a.bfloat16().float(), b)
+    modes = {path.stat().st_mode & 0o444 for path in tmp_path.iterdir()}
+    assert modes == {0o444}, "whoever serves it may read it"
