@@ -19,7 +19,7 @@ demo: $(READY)          ## start everything, ask one question of the examples, s
 run: $(READY)           ## start everything and stay up until Ctrl-C
 	$(BIN)/penstock up
 
-# A process for each core, each with a file at a time: tests/support/lanes.py.
+# A process for each core and one more, each with a file at a time: tests/support/lanes.py.
 test: $(READY)          ## all tests; ARGS="tests/unit -k breaker": some
 	$(BIN)/python -m pytest --numprocesses auto --durations 20 $(ARGS)
 

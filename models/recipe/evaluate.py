@@ -180,10 +180,11 @@ def figures_of(card: Path) -> str:
 
 def _parts(card: Path) -> tuple[str, str, str]:
     """A model card before, between and behind its two marks."""
-    parts = re.split("|".join(map(re.escape, CARD)), card.read_text())
-    if len(parts) != 3:
+    begins, ends = map(re.escape, CARD)
+    found = re.fullmatch(f"(.*){begins}(.*){ends}(.*)", card.read_text(), re.DOTALL)
+    if found is None:
         raise ValueError(f"{card} has no place for the figures: {CARD[0]} … {CARD[1]}")
-    return parts[0], parts[1], parts[2]
+    return found[1], found[2], found[3]
 
 
 def main() -> None:

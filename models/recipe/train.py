@@ -139,11 +139,14 @@ class Training:
 
 
 def state_of(path: Path) -> dict[str, Any]:
-    """What was saved in a run's folder. Raises ValueError if the file is not whole."""
+    """What was saved in a run's folder. Raises ValueError if the file cannot be read."""
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
     except (EOFError, RuntimeError, pickle.UnpicklingError) as why:
-        raise ValueError(f"{path} is not whole: remove it to begin its stage anew") from why
+        raise ValueError(
+            f"{path} cannot be read ({why or 'it is empty'}): if it is cut off, remove it to begin "
+            "its stage anew"
+        ) from why
     return state
 
 

@@ -51,12 +51,6 @@ def processes() -> int:
 class Lanes(LoadScopeScheduling):
     """A scope is a file, or the files that share something."""
 
-    def _reschedule(self, node: WorkerController) -> None:
-        if self._leaves_stacks(node) and all(_rank(scope) < 0 for scope in self.workqueue):
-            node.shutdown()
-        else:
-            super()._reschedule(node)
-
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return _GROUPS.get(file, file)
@@ -65,14 +59,19 @@ class Lanes(LoadScopeScheduling):
         if node is self.nodes[0]:
             scope = max(self.workqueue, key=_rank)
         elif self._leaves_stacks(node):
-            scope = min(self.workqueue, key=lambda scope: (_rank(scope) < 0, _rank(scope)))
+            short = [scope for scope in self.workqueue if _rank(scope) >= 0]
+            if not short:
+                return node.shutdown()
+            scope = min(short, key=_rank)
         else:
             scope = min(self.workqueue, key=_rank)
         self.workqueue.move_to_end(scope, last=False)
         super()._assign_work_unit(node)
 
     def _leaves_stacks(self, node: WorkerController) -> bool:
-        return len(self.nodes) > 2 and node is self.nodes[-1]
+        """Where others are there for them: not what comes in place of one that crashed."""
+        there = [one for one in self.nodes if not one.shutting_down]
+        return len(there) > 2 and node is there[-1]
 
 
 def _rank(scope: str) -> int:

@@ -116,13 +116,13 @@ def load(
     calls = template is not None and template.takes_tools
     way = way_of(template.source, added, parsers.tools) if template and calls else None
     shown = [marks.opens, marks.closes] if marks else []
+    if template:
+        template.reads_by([*shown, *(way.markers if way else ())])
     model = ServedModel(
         name=spec.name,
         checkpoint=served.digest,
         tokenizer=backend,
-        encoder=PromptEncoder(
-            backend, *((template.control, template.of_answers) if template else ())
-        ),
+        encoder=PromptEncoder(backend, template.control if template else ()),
         template=template,
         detokenizer=detokenizer_factory(backend, shown),
         way=way,

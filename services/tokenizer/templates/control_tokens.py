@@ -1,11 +1,12 @@
-"""Which of a tokenizer's tokens only its chat template may write.
+"""Which of a tokenizer's tokens only its chat template may write, and which not everybody.
 
-Those that are marked special, and those that are not, although they make turns: checkpoints come
-with `<|im_start|>` as a token that is added and no more. Taken for such are the tokens that the
-tokenizer has a name for (eos, bos, …), those of the form `<|…|>`, which is no text anybody writes,
-and those of the form `<…>` or `[…]` that stand in the template. Of these not a tag that is there
-with its end (`<think>` and `</think>`, `<tool_call>` and `</tool_call>`): a model writes it, and
-who hands on its former answers does. Words and white space are text, whoever added them.
+Only the template writes those that are marked special, and those that are not, although they make
+turns: checkpoints come with `<|im_start|>` as a token that is added and no more. Taken for such are
+the tokens that the tokenizer has a name for (eos, bos, …), those of the form `<|…|>`, which is no
+text anybody writes, and those of the form `<…>` or `[…]` that stand in the template. Of these not a
+tag that is there with its end (`<think>` and `</think>`, `<tool_call>` and `</tool_call>`): a model
+writes it, and who hands on its former answers does. Words and white space are text, whoever added
+them.
 """
 
 import re
@@ -29,19 +30,20 @@ def control_tokens(tokenizer: Any, source: str) -> list[str]:
     return sorted(filter(is_control, filter(None, added)), key=len, reverse=True)
 
 
-def answer_tokens(tokenizer: Any, source: str) -> list[str]:
+def answer_tokens(tokenizer: Any, source: str) -> set[str]:
     """By which answers are read, and no control tokens: tags that stand in the templates, of calls
     and of reasoning, and numbers in brackets, of citations. Former answers hold them, and a user
-    may; a passage or what a tool returns is by others, and makes none: a call that it spells would
-    be half a call of the model's own.
+    may; a passage or what a tool returns is by others, and makes none: what calls a tool there
+    could be taken for what the model began.
     """
     control = {*control_tokens(tokenizer, source)}
     added = {token.content for token in tokenizer.added_tokens_decoder.values()} - control
-    return [
+    return {
         token
         for token in added
-        if _CITES.fullmatch(token) or (_MARK.fullmatch(token) and token in source)
-    ]
+        if _CITES.fullmatch(token)
+        or (_MARK.fullmatch(token) and (token in source or _partner(token) in source))
+    }
 
 
 def _partner(mark: str) -> str:

@@ -6,8 +6,10 @@ itself is what stands between the marks.
 """
 
 import re
-from collections.abc import Sequence
+import secrets
+from bisect import bisect_left
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 # Stand for the contents when the template's own text is looked for: private use, of no meaning to
@@ -17,8 +19,11 @@ MARK = re.compile("\ue000([0-9]+)\ue001")
 _SEARCHES_IN_VAIN = 32  # in one prompt
 
 
-BREAK = "\ue002"
-"""Stands in a special token that is written out where the template shows what clients define."""
+BREAK = f"{secrets.randbelow(10**10):010}-{secrets.randbelow(10**10):010}"
+"""Stands in tokens that are written out by who may not make them, for as long as the template has
+them: digits are the same in JSON, in Python's notation and in capitals, nobody guesses so many, and
+no mark has a dash.
+"""
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Span:
 
     start: int
     end: int
-    kind: Literal["message", "result", "passage"]  # a result is the message of a tool
+    kind: Literal["message", "passage"]
     index: int  # in the messages or passages given
 
 
@@ -44,36 +49,30 @@ class Rendered:
     spans: list[Span]  # in order, apart from each other
     own: list[str]
     cuts: tuple[int, ...] = ()
-    """Where in the text, contents apart, a special token was broken up: it is none."""
+    """Where in the text, in order, a token was broken up: it is none."""
 
     def joined(self) -> "Rendered":
-        """Breaks in the template's own text become cuts."""
-        pieces: list[str] = []
-        spans: list[Span] = []
-        cuts: list[int] = []
-        cursor = length = 0
-        for start, end, span in [*((s.start, s.end, s) for s in self.spans), (None, None, None)]:
-            stretch = self.text[cursor:start].split(BREAK)
-            for piece in stretch:
-                length += len(piece)
-                cuts.append(length)
-            cuts.pop()  # behind the last is no break
-            pieces += stretch
-            if span is not None:
-                pieces.append(self.text[start:end])
-                spans.append(replace(span, start=length, end=length + span.end - span.start))
-                cursor, length = span.end, spans[-1].end
-        own = [one.replace(BREAK, "") for one in self.own]
-        return Rendered("".join(pieces), spans, own, tuple(cuts))
+        """Breaks in the text become cuts. `own` keeps its own: what is broken there is no token
+        that the template writes."""
+        if BREAK not in self.text:
+            return self
+        pieces = self.text.split(BREAK)
+        cuts = tuple(accumulate(map(len, pieces[:-1])))
+        breaks = [cut + n * len(BREAK) for n, cut in enumerate(cuts)]
+
+        def moved(at: int) -> int:
+            return at - len(BREAK) * bisect_left(breaks, at)
+
+        spans = [replace(one, start=moved(one.start), end=moved(one.end)) for one in self.spans]
+        return Rendered("".join(pieces), spans, self.own, cuts)
 
 
 def mark(number: int) -> str:
     return f"\ue000{number}\ue001"
 
 
-def locate(text: str, skeleton: str, fields: list[str], roles: Sequence[str]) -> Rendered:
-    """Finds the contents in `text`, from `skeleton`, the same rendering with marks for them. Fields
-    are those of messages, whose roles are given, then of passages.
+def locate(text: str, skeleton: str, fields: list[str], messages: int) -> Rendered:
+    """Finds the contents in `text`, from `skeleton`, the same rendering with marks for them.
 
     Contents that the template trims are found, what it changes otherwise is not; nor is what stands
     behind many changed ones in a row, as each search in vain reads all of the text.
@@ -102,17 +101,12 @@ def locate(text: str, skeleton: str, fields: list[str], roles: Sequence[str]) ->
         start, cursor = found
         if start == cursor:  # white space that was trimmed
             continue
-        if number < len(roles):
-            spans.append(Span(start, cursor, kind_of(roles[number]), number))
-        else:
-            spans.append(Span(start, cursor, "passage", (number - len(roles)) // 2))
+        passage = number - messages
+        kind, index = ("message", number) if passage < 0 else ("passage", passage // 2)
+        spans.append(Span(start, cursor, kind, index))  # type: ignore[arg-type]
         between.append("")
     between[-1] += owns[-1]
     return Rendered(text, spans, between)
-
-
-def kind_of(role: str) -> Literal["message", "result"]:
-    return "result" if role == "tool" else "message"
 
 
 def _forms(field: str) -> list[str]:

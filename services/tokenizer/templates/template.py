@@ -22,8 +22,8 @@ Rendering is as transformers' own (`apply_chat_template` with `documents` and
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from time import thread_time
 from typing import Any
 
@@ -91,9 +91,12 @@ class ChatTemplate:
         """Of the template that is used where there are tools."""
         self.control = control_tokens(tokenizer, source + self.source)
         """Tokens that nobody but the template may write, the longest first."""
-        self.of_answers = answer_tokens(tokenizer, source + self.source)
-        """Those that neither a passage nor a tool's result may."""
+        self._added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+        self._of_answers = answer_tokens(tokenizer, source + self.source)
         self._special = re.compile("|".join([*map(re.escape, self.control), MARK.pattern]))
+        halves = [(token[:n], token[n:]) for token in self.control for n in range(1, len(token))]
+        self._begun = re.compile(f"(?:{_any(one for one, _ in halves if not one.isalnum())})\\Z")
+        self._ended = re.compile(_any(one for _, one in halves if not one.isalnum()))
         other = self.source != source
         self._with_tools = BoundedTemplate(self.source) if other else self._plain
         self._short_ids = mistral.MARK in self.source
@@ -107,6 +110,16 @@ class ChatTemplate:
         self._known_skeleton = lru_cache(_KNOWN_SHAPES)(self._skeleton_of_roles)
         self._known_writing = lru_cache(_KNOWN_SHAPES)(self._writing_of_roles)
         self._takes_system = self._can_render(["system", "user"])
+
+    def reads_by(self, marks: Iterable[str]) -> None:
+        """By these answers are read, too: where they are tokens, others' words make none."""
+        self._of_answers |= self._added.intersection(marks)
+        self.__dict__.pop("_of_others", None)
+
+    @cached_property
+    def _of_others(self) -> re.Pattern[str]:
+        """What neither a passage nor a tool's result may make."""
+        return re.compile(_any({*self.control, *self._of_answers}))
 
     @property
     def is_quick(self) -> bool:
@@ -124,24 +137,29 @@ class ChatTemplate:
         given, by its own names for it. Raises NotRenderableError."""
         offered = self._offer(tools, options or {})
         turns = [self._turn(index, message) for index, message in enumerate(messages)]
-        fields = [text_of(m) for m in messages] + [f for p in passages for f in (p.title, p.text)]
-        roles = [message.role for message in messages]
+        fields = [
+            *(
+                self._by_others(said) if m.role == "tool" else said
+                for m, said in zip(messages, map(text_of, messages), strict=True)
+            ),
+            *(self._by_others(said) for one in passages for said in (one.title, one.text)),
+        ]
         shape = self._shape(turns, fields, offered)
         if shape and (written := self._known_writing(shape)) and sum(map(len, fields)) <= _WRITTEN:
-            return written.of(fields, roles)
-        clean, clean_offer = _harmless(turns, self._special), _harmless(offered, self._special)
+            return written.of(fields).joined()
+        turns, offered = self._harmless(turns), self._harmless(offered)
         marks = [mark(number) if field else "" for number, field in enumerate(fields)]
         given = sum(one.ByteSize() for one in (*messages, *passages))
         little = not tools and given <= _LITTLE_BYTES
         try:
             if shape is None:
-                skeleton = self._apply(clean, marks, clean_offer, little)
+                skeleton = self._apply(turns, marks, offered, little)
             else:  # known from the last chat of the same shape
                 skeleton = self._known_skeleton(shape)
         except TooMuchError as error:
             raise _too_much(error) from None
         except TemplateError as error:
-            why = str(error)
+            why = str(error)  # with its breaks: each try has them, too
 
             def refuses(count: int, offered: dict[str, Any] = offered) -> bool:
                 try:
@@ -150,7 +168,7 @@ class ChatTemplate:
                     return str(error) == why
                 return False
 
-            refused = f"the model's chat template refuses: {why}"
+            refused = f"the model's chat template refuses: {why.replace(BREAK, '')}"
             if tools and not refuses(len(turns), {**offered, "tools": None}):
                 raise NotRenderableError(None, refused, "tools") from None
             raise NotRenderableError(_last_of_least(len(turns), refuses), refused) from None
@@ -163,14 +181,13 @@ class ChatTemplate:
                 )
                 raise NotRenderableError(index, why)
         try:
-            text = self._apply(clean, fields, clean_offer, little)
+            text = self._apply(turns, fields, offered, little)
         except TooMuchError as error:
             raise _too_much(error) from None
         except TemplateError:  # its words may quote the content
             why = "the model's chat template refuses the content of the messages"
             raise NotRenderableError(None, why) from None
-        found = locate(text, skeleton, fields, roles)
-        return found if (turns, offered) == (clean, clean_offer) else found.joined()
+        return locate(text, skeleton, fields, len(messages)).joined()
 
     def _shape(
         self, turns: Sequence[dict[str, Any]], fields: Sequence[str], offered: dict[str, Any]
@@ -184,14 +201,14 @@ class ChatTemplate:
 
     def _writing_of_roles(self, shape: _Shape) -> Written | None:
         turns = [{"role": role} for role, _ in shape]
-        if _harmless(turns, self._special) != turns:
+        if self._harmless(turns) != turns:
             return None
         given = {**self._given, "tools": None, "documents": None, "add_generation_prompt": True}
         return self._tracer.written(turns, [says for _, says in shape], given)
 
     def _skeleton_of_roles(self, shape: _Shape) -> str:
         marks = [mark(number) if says else "" for number, (_, says) in enumerate(shape)]
-        turns = _harmless([{"role": role} for role, _ in shape], self._special)
+        turns = self._harmless([{"role": role} for role, _ in shape])
         return self._apply(turns, marks, {"tools": None}, True)
 
     def _apply(
@@ -270,6 +287,23 @@ class ChatTemplate:
         else:
             turns.insert(0, {"role": "system", "content": block})
 
+    def _by_others(self, said: str) -> str:
+        return _broken(said, self._of_others)
+
+    def _harmless(self, value: Any) -> Any:
+        """The same, with the control tokens and marks that are written out in its texts broken up,
+        and cut off from what stands beside them where both could make one."""
+        match value:
+            case str():
+                value = _broken(value, self._special)
+                ends = BREAK if self._begun.search(value) else ""
+                return f"{BREAK if self._ended.match(value) else ''}{value}{ends}"
+            case dict():
+                return {self._harmless(k): self._harmless(v) for k, v in value.items()}
+            case list():
+                return [self._harmless(one) for one in value]
+        return value
+
     def _can_render(self, roles: list[str]) -> bool:
         try:
             self.render([said(role, role) for role in roles])
@@ -316,13 +350,10 @@ def _call(index: int, call: ToolCall, id: str) -> dict[str, Any]:
     return {"type": "function", "id": id, "function": function}
 
 
-def _harmless(value: Any, special: re.Pattern[str]) -> Any:
-    """The same, with the special tokens and marks that are written out in its texts broken up."""
-    match value:
-        case str():
-            return special.sub(lambda found: found[0][0] + BREAK + found[0][1:], value)
-        case dict():
-            return {_harmless(k, special): _harmless(v, special) for k, v in value.items()}
-        case list():
-            return [_harmless(one, special) for one in value]
-    return value
+def _any(texts: Iterable[str]) -> str:
+    return "|".join(map(re.escape, sorted({*texts}, key=len, reverse=True))) or r"(?!)"
+
+
+def _broken(text: str, tokens: re.Pattern[str]) -> str:
+    """Behind each first character of a token is a break."""
+    return tokens.sub(lambda found: found[0][0] + BREAK + found[0][1:], text)

@@ -24,7 +24,7 @@ from services.tokenizer.templates.bounded_jinja import (
     Looks,
     joined,
 )
-from services.tokenizer.templates.rendered import Rendered, Span, kind_of
+from services.tokenizer.templates.rendered import Rendered, Span
 
 _BEGINS = f"\ue000{token_hex(8)}:"
 """What stands for a content begins so: no template, and no role, can have it of its own."""
@@ -48,13 +48,13 @@ class Written(NamedTuple):
     own: list[str]  # one more than there are places
     places: list[tuple[int, bool]]  # of each content its number, and whether it is trimmed
 
-    def of(self, contents: Sequence[str], roles: Sequence[str]) -> Rendered:
-        """The prompt of a chat of this shape with these contents, and whose each is."""
+    def of(self, contents: Sequence[str]) -> Rendered:
+        """The prompt of a chat of this shape with these contents."""
         parts, own, spans, at = [self.own[0]], [self.own[0]], [], len(self.own[0])
         for (number, trimmed), after in zip(self.places, self.own[1:], strict=True):
             content = contents[number].strip() if trimmed else contents[number]
             if content:
-                spans.append(Span(at, at + len(content), kind_of(roles[number]), number))
+                spans.append(Span(at, at + len(content), "message", number))
                 own.append("")
             own[-1] += after
             parts += (content, after)

@@ -1,5 +1,7 @@
 """Prompts are rendered as transformers renders them, and every content is found in the text."""
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 
 from protos.common_pb2 import Message, Passage, Tool
 from services.common.text.content import said, text_of
-from services.tokenizer.templates.rendered import locate
+from services.tokenizer.prompts.encode import PromptEncoder
+from services.tokenizer.templates.rendered import Rendered, locate
 from services.tokenizer.templates.template import ChatTemplate, NotRenderableError
 from tests.support.tokenizers import BOS, CHAT_TEMPLATE, EOS, byte_level
 
@@ -56,7 +59,6 @@ TALK = chat(
     ("tool", "{}"),
     ("user", "é"),
 )
-TURN = ("user", "assistant")
 PASSAGES = [Passage(title="One", text="first text"), Passage(title="Two", text="second")]
 
 
@@ -224,7 +226,7 @@ def test_contents_are_found_in_time_linear_in_the_text() -> None:
         fields = [f" {n} " for n in range(messages)] + ["as it was"]
         skeleton = "".join(f"<a>\ue000{n}\ue001" for n in range(messages + 1))
         Text.searched = 0
-        found = locate(text, skeleton, fields, ["user"] * (messages + 1))
+        found = locate(text, skeleton, fields, messages + 1)
         assert [span.index for span in found.spans] == ([messages] if messages < 30 else [])
         return Text.searched / len(text)
 
@@ -237,12 +239,12 @@ def test_in_a_long_talk_each_answer_may_be_changed() -> None:
     text = "".join(f"<u>question {n}<a>short" for n in range(turns))
     skeleton = "".join(f"<u>\ue000{2 * n}\ue001<a>\ue000{2 * n + 1}\ue001" for n in range(turns))
     fields = [f for n in range(turns) for f in (f"question {n}", f"thought {n} short")]
-    found = locate(text, skeleton, fields, ["user", "assistant"] * turns)
+    found = locate(text, skeleton, fields, 2 * turns)
     assert [span.index for span in found.spans] == list(range(0, 2 * turns, 2))
 
 
 def test_a_content_before_a_changed_text_is_found_whole() -> None:
-    found = locate("<u>hi [x]yes", "<u>\ue0000\ue001<a>\ue0001\ue001", ["hi ", "yes"], TURN)
+    found = locate("<u>hi [x]yes", "<u>\ue0000\ue001<a>\ue0001\ue001", ["hi ", "yes"], 2)
     assert [(span.start, span.end) for span in found.spans] == [(3, 6)]
 
 
@@ -251,7 +253,7 @@ def test_a_content_before_a_changed_text_is_found_whole() -> None:
 )
 def test_a_content_may_be_trimmed_on_either_side_or_both(shown: str, end: int) -> None:
     skeleton = "<u>\ue0000\ue001<a>\ue0001\ue001"
-    found = locate(f"<u>{shown}<a>yes", skeleton, [" hi ", "yes"], TURN)
+    found = locate(f"<u>{shown}<a>yes", skeleton, [" hi ", "yes"], 2)
     assert [(span.start, span.end) for span in found.spans] == [(3, end), (end + 3, end + 6)]
 
 
@@ -277,11 +279,66 @@ def test_what_the_template_is_given_beside_the_rest() -> None:
 
 def test_an_option_forges_no_control_token() -> None:
     """What it brings is in no span, and none of the template's own."""
-    rendered = ChatTemplate(tokenizer(THINKING)).render(
-        chat(("user", "Hi")), options={"style": EOS}
-    )
+    template = ChatTemplate(tokenizer(THINKING))
+    rendered = template.render(chat(("user", "Hi")), options={"style": EOS})
     assert rendered.text.endswith(EOS)
-    assert rendered.cuts == (len(rendered.text) - len(EOS) + 1,), "behind its first character"
+    assert control(template, rendered).count(EOS) == 0
+
+
+def control(template: ChatTemplate, rendered: Rendered) -> list[str]:
+    """The control tokens of a prompt."""
+    backend = byte_level()
+    ids = PromptEncoder(backend, template.control).encode(rendered).ids.tolist()
+    assert backend.decode(ids, skip_special_tokens=False) == rendered.text
+    return [str(backend.id_to_token(id)) for id in ids if id < 8]
+
+
+SHOWS_ARGUMENTS = """\
+{%- for m in messages -%}
+  {%- if m.tool_calls and '##' not in m.content -%}
+    {{ m.tool_calls[0].function.arguments.t }}
+  {%- endif -%}
+  {{ m.content.split('##')[-1] }}{{ eos_token }}
+{%- endfor -%}"""
+
+
+def called(content: str, **arguments: Any) -> Message:
+    message = said("assistant", content)
+    message.tool_calls.add(id="c", name="f", arguments=json.dumps(arguments))
+    return message
+
+
+def test_what_is_broken_in_a_call_does_not_stand_for_what_a_content_forges() -> None:
+    """Counted as the template's own, it made room for one."""
+    template = ChatTemplate(tokenizer(SHOWS_ARGUMENTS + "{{ '' if tools }}"))
+    talk = [said("user", "u"), called(f"z##{EOS}forged", t=EOS), said("user", "v")]
+    assert control(template, template.render(talk)).count(EOS) < 3
+    honest = [said("user", "u"), called("z", t=EOS), said("user", "v")]
+    assert control(template, template.render(honest)).count(EOS) == 3
+
+
+REPEATS = (
+    "{{ messages[0].tool_calls[0].function.arguments }}{{ messages[0].content }}{{ eos_token }}"
+)
+
+
+def test_what_breaks_a_token_is_not_seen_whatever_a_template_does() -> None:
+    """As Python writes an object; and a character of private use is the client's."""
+    template = ChatTemplate(tokenizer(REPEATS + "{{ '' if tools }}"))
+    rendered = template.render([called("c", t=f"a {EOS} \ue002 é")])
+    assert rendered.text == "{'t': 'a " + EOS + " \\ue002 é'}c" + EOS
+    assert control(template, rendered) == [EOS]
+
+
+def test_what_a_template_refuses_is_found_and_told_as_it_was_asked() -> None:
+    source = (
+        "{% for m in messages %}{% if style and m.role == 'user' %}"
+        "{{ raise_exception('no ' ~ style) }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    talk = chat(("system", "s"), ("user", "u"), ("assistant", "a"))
+    with pytest.raises(NotRenderableError, match=re.escape(f"no {EOS}")) as refused:
+        ChatTemplate(tokenizer(source)).render(talk, options={"style": EOS})
+    assert refused.value.index == 1
 
 
 # ---- what is known of chats of the same shape -------------------------------------------------
