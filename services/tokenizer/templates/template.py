@@ -94,6 +94,8 @@ class ChatTemplate:
         self._added = {token.content for token in tokenizer.added_tokens_decoder.values()}
         self._of_answers = answer_tokens(tokenizer, source + self.source)
         self._special = re.compile("|".join([*map(re.escape, self.control), MARK.pattern]))
+        edges = {character for token in self.control for character in (token[0], token[-1])}
+        self._edges = re.compile(_any({*edges, MARK.pattern[0]}))  # most texts have none
         halves = [(token[:n], token[n:]) for token in self.control for n in range(1, len(token))]
         self._begun = re.compile(f"(?:{_any(one for one, _ in halves if not one.isalnum())})\\Z")
         self._ended = re.compile(_any(one for _, one in halves if not one.isalnum()))
@@ -294,7 +296,7 @@ class ChatTemplate:
         """The same, with the control tokens and marks that are written out in its texts broken up,
         and cut off from what stands beside them where both could make one."""
         match value:
-            case str():
+            case str() if self._edges.search(value):
                 value = _broken(value, self._special)
                 ends = BREAK if self._begun.search(value) else ""
                 return f"{BREAK if self._ended.match(value) else ''}{value}{ends}"
