@@ -264,12 +264,14 @@ async def test_threads_are_taken_and_time_is_kept_in_the_caller_s_name(
         assert (await b.ask(request)).status.code == 0
         assert tenants == ["acme"] * 2, "for the prompt and for what was begun"
 
-        short = question()
+        with_passages, short = question(), question()
+        short.chat.ClearField("passages")
         model = await b.pipeline.catalog.find(short.model)
-        with_options, with_tools, with_passages = question(), question(), question()
+        with_options, with_tools = PromptRequest(), PromptRequest()
+        with_options.CopyFrom(short)
+        with_tools.CopyFrom(short)
         with_options.chat.template_options = '{"a": 1}'
         with_tools.chat.tools.add(name="look", parameters="{}")
-        with_passages.chat.passages.add(text="x")
         for request, slowest_s, taken in (
             (short, 0.0, 1),
             (with_options, 0.0, 2),
