@@ -467,6 +467,27 @@ def writer(root: Path, limit: int, first: int, end: int, stops: str = "") -> sub
     )
 
 
+def test_what_another_process_evicts_meanwhile_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted as if it were there, it left no room for anything."""
+    folder = make(tmp_path, 4 * FILE)
+    for number in range(4):
+        assert folder.write(name_of(number), content_of(number))
+    look = folder.look
+
+    def looked() -> Any:
+        found = look()
+        for number in range(4):
+            folder._path(name_of(number)).unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(folder, "look", looked)
+    assert folder.write(name_of(9), content_of(9))
+    look()
+    assert folder.held_bytes == FILE
+
+
 def test_two_processes_write_the_same_and_evict_for_each_other(tmp_path: Path) -> None:
     limit = 20 * FILE
     both = [writer(tmp_path, limit, 0, 150), writer(tmp_path, limit, 50, 200)]

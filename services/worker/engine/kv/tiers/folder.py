@@ -237,8 +237,11 @@ class Folder:
         for shelf, found in self._shelves.items():
             for file in found.sizes if shelf.startswith(kind) else ():
                 if _BLOCK.fullmatch(file):
-                    with suppress(FileNotFoundError):
-                        yield (self.root / shelf / file).stat().st_mtime_ns, shelf, file
+                    try:
+                        used = (self.root / shelf / file).stat().st_mtime_ns
+                    except FileNotFoundError:  # another process was quicker: it counts no more
+                        used = 0
+                    yield used, shelf, file
 
     def _find_shelves(self) -> Iterator[str]:
         for kind in _folders(self.root, _KIND):
