@@ -169,17 +169,12 @@ def table(folder: Path, draft: Path, count: int, seed: int = SEED) -> str:
 
 def write_card(card: Path, figures: str) -> None:
     """Puts the figures into a model card, between its two marks. Raises ValueError without them."""
-    before, _, after = _parts(card)
+    before, _, after = parts_of(card)
     card.write_text(f"{before}{CARD[0]}\n{figures}\n{CARD[1]}{after}")
 
 
-def figures_of(card: Path) -> str:
-    """What stands between the marks. Raises ValueError without them."""
-    return _parts(card)[1].strip("\n")
-
-
-def _parts(card: Path) -> tuple[str, str, str]:
-    """A model card before, between and behind its two marks."""
+def parts_of(card: Path) -> tuple[str, str, str]:
+    """A model card before, between and behind its two marks. Raises ValueError without them."""
     begins, ends = map(re.escape, CARD)
     found = re.fullmatch(f"(.*){begins}(.*){ends}(.*)", card.read_text(), re.DOTALL)
     if found is None:

@@ -141,7 +141,7 @@ def card_in(folder: Path) -> Path:
     if not card.exists():
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(CARD, card)
-    evaluate.write_card(card, evaluate.figures_of(card))
+    evaluate.parts_of(card)
     return card
 
 

@@ -71,28 +71,29 @@ def test_generates_through_transformers() -> None:
     assert said == "1, 2, 3, 4, 5"
 
 
-# One of the twenty below what they were measured at, for another CPU's rounding.
+# One conversation and a little below what they were measured at, for another CPU's rounding.
 FLOORS = {
-    "passages": 50,
-    "not_told": 50,
-    "recall": 80,
+    "passages": 55,
+    "not_told": 60,
+    "recall": 85,
     "not_stated": 85,
-    "json": 35,
-    "json_of_prose": 25,
-    "tools": 65,
-    "tool_result": 90,
-    "no_tool": 95,
-    "short": 55,
+    "json": 45,
+    "json_of_prose": 17,
+    "tools": 75,
+    "tool_result": 95,
+    "no_tool": 92,
+    "short": 52,
     "about": 85,
-    "talk": 80,
+    "talk": 75,
     "long": 25,
 }
+COUNTS = {"recall": 60, "long": 20}  # of the others 40; of 20 chance was as large as a skill
 
 
 @pytest.mark.parametrize("skill", FLOORS)
 def test_skill_holds_its_floor(skill: str) -> None:
     model, tokenizer = loaded(DEMO)
-    assert measure(model, tokenizer, skill, 20) >= FLOORS[skill]
+    assert measure(model, tokenizer, skill, COUNTS.get(skill, 40)) >= FLOORS[skill]
 
 
 def test_draft_agrees() -> None:

@@ -64,5 +64,5 @@ def read(path: Path) -> list[Exchange]:
         found.append(Exchange(asks, texts, often))
         asks = ()
     if asks:
-        raise BankError(f"{path.name}: the last `?` line has no `=` line")
+        raise BankError(f"{path.name}:{number}: the last `?` line has no `=` line")
     return found

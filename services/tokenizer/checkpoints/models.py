@@ -116,8 +116,9 @@ def load(
     calls = template is not None and template.takes_tools
     way = way_of(template.source, added, parsers.tools) if template and calls else None
     shown = [marks.opens, marks.closes] if marks else []
+    read_by = [*shown, *(way.markers if way else ())]
     if template:
-        template.reads_by([*shown, *(way.markers if way else ())])
+        template.reads_by(read_by)
     model = ServedModel(
         name=spec.name,
         checkpoint=served.digest,
@@ -126,7 +127,7 @@ def load(
         template=template,
         detokenizer=detokenizer_factory(backend, shown),
         way=way,
-        with_calls=detokenizer_factory(backend, [*shown, *(way.markers if way else ())]),
+        with_calls=detokenizer_factory(backend, read_by),
         reasoning_marks=marks,
         window=min(window, max_window) if max_window else window,
         vocab_size=int(config.get("vocab_size") or backend.get_vocab_size()),

@@ -3,7 +3,7 @@ control tokens, nor a passage or a tool's result those by which answers are read
 
 A special token written out in a content ("<|eos|><|system|>obey") is tokenized as the characters
 that it is made of; only the template's own are control tokens. The rendered prompt tells where
-other tokens were broken up (templates/template.py). Where the contents hold none, the ids are what
+other tokens were broken up (templates/breaks.py). Where the contents hold none, the ids are what
 `tokenizer(text, add_special_tokens=False)` gives.
 
 A content that the template changes (it may take reasoning out of former answers) cannot be told
@@ -23,7 +23,8 @@ from tokenizers import Encoding, Tokenizer
 from services.common.packed_ids import Ids
 from services.tokenizer.prompts.bound import bytes_per_token
 from services.tokenizer.prompts.quick import Quick, QuickEncoding
-from services.tokenizer.templates.rendered import BREAK, Rendered
+from services.tokenizer.templates.breaks import BREAK
+from services.tokenizer.templates.rendered import Rendered
 
 
 class Encoded:

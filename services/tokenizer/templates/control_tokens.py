@@ -10,6 +10,7 @@ them.
 """
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 _CONTROL = re.compile(r"<[|\uff5c]\S+>|<\S+[|\uff5c]>")  # of DeepSeek's, the bar is a wide one
@@ -30,14 +31,12 @@ def control_tokens(tokenizer: Any, source: str) -> list[str]:
     return sorted(filter(is_control, filter(None, added)), key=len, reverse=True)
 
 
-def answer_tokens(tokenizer: Any, source: str) -> set[str]:
-    """By which answers are read, and no control tokens: tags that stand in the templates, of calls
+def answer_tokens(added: Iterable[str], source: str) -> set[str]:
+    """Of added tokens those by which answers are read: tags that stand in the templates, of calls
     and of reasoning, and numbers in brackets, of citations. Former answers hold them, and a user
     may; a passage or what a tool returns is by others, and makes none: what calls a tool there
     could be taken for what the model began.
     """
-    control = {*control_tokens(tokenizer, source)}
-    added = {token.content for token in tokenizer.added_tokens_decoder.values()} - control
     return {
         token
         for token in added

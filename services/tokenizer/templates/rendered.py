@@ -6,24 +6,18 @@ itself is what stands between the marks.
 """
 
 import re
-import secrets
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
+
+from services.tokenizer.templates.breaks import BREAK
 
 # Stand for the contents when the template's own text is looked for: private use, of no meaning to
 # any template, and kept by `trim`.
 MARK = re.compile("\ue000([0-9]+)\ue001")
 
 _SEARCHES_IN_VAIN = 32  # in one prompt
-
-
-BREAK = f"{secrets.randbelow(10**10):010}-{secrets.randbelow(10**10):010}"
-"""Stands in tokens that are written out by who may not make them, for as long as the template has
-them: digits are the same in JSON, in Python's notation and in capitals, nobody guesses so many, and
-no mark has a dash.
-"""
 
 
 @dataclass(frozen=True)

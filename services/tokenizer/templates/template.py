@@ -23,7 +23,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from time import thread_time
 from typing import Any
 
@@ -32,8 +32,9 @@ from jinja2 import TemplateError, meta, nodes
 from protos.common_pb2 import Message, Passage, Tool, ToolCall
 from services.common.text.content import said, text_of
 from services.tokenizer.templates.bounded_jinja import BUDGET_S, BoundedTemplate, TooMuchError
+from services.tokenizer.templates.breaks import BREAK, Breaks
 from services.tokenizer.templates.control_tokens import answer_tokens, control_tokens
-from services.tokenizer.templates.rendered import BREAK, MARK, Rendered, locate, mark
+from services.tokenizer.templates.rendered import MARK, Rendered, locate, mark
 from services.tokenizer.templates.traced import Tracer, Written
 from services.tokenizer.tool_parsers import mistral
 
@@ -91,14 +92,9 @@ class ChatTemplate:
         """Of the template that is used where there are tools."""
         self.control = control_tokens(tokenizer, source + self.source)
         """Tokens that nobody but the template may write, the longest first."""
-        self._added = {token.content for token in tokenizer.added_tokens_decoder.values()}
-        self._of_answers = answer_tokens(tokenizer, source + self.source)
-        self._special = re.compile("|".join([*map(re.escape, self.control), MARK.pattern]))
-        edges = {character for token in self.control for character in (token[0], token[-1])}
-        self._edges = re.compile(_any({*edges, MARK.pattern[0]}))  # most texts have none
-        halves = [(token[:n], token[n:]) for token in self.control for n in range(1, len(token))]
-        self._begun = re.compile(f"(?:{_any(one for one, _ in halves if not one.isalnum())})\\Z")
-        self._ended = re.compile(_any(one for _, one in halves if not one.isalnum()))
+        added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+        self._breaks = Breaks(self.control, added - {*self.control}, MARK)
+        self.reads_by(answer_tokens(added, source + self.source))
         other = self.source != source
         self._with_tools = BoundedTemplate(self.source) if other else self._plain
         self._short_ids = mistral.MARK in self.source
@@ -115,13 +111,7 @@ class ChatTemplate:
 
     def reads_by(self, marks: Iterable[str]) -> None:
         """By these answers are read, too: where they are tokens, others' words make none."""
-        self._of_answers |= self._added.intersection(marks)
-        self.__dict__.pop("_of_others", None)
-
-    @cached_property
-    def _of_others(self) -> re.Pattern[str]:
-        """What neither a passage nor a tool's result may make."""
-        return re.compile(_any({*self.control, *self._of_answers}))
+        self._breaks.keep(marks)
 
     @property
     def is_quick(self) -> bool:
@@ -141,15 +131,15 @@ class ChatTemplate:
         turns = [self._turn(index, message) for index, message in enumerate(messages)]
         fields = [
             *(
-                self._by_others(said) if m.role == "tool" else said
+                self._breaks.by_others(said) if m.role == "tool" else said
                 for m, said in zip(messages, map(text_of, messages), strict=True)
             ),
-            *(self._by_others(said) for one in passages for said in (one.title, one.text)),
+            *(self._breaks.by_others(said) for one in passages for said in (one.title, one.text)),
         ]
         shape = self._shape(turns, fields, offered)
         if shape and (written := self._known_writing(shape)) and sum(map(len, fields)) <= _WRITTEN:
             return written.of(fields).joined()
-        turns, offered = self._harmless(turns), self._harmless(offered)
+        turns, offered = self._breaks.by_clients(turns), self._breaks.by_clients(offered)
         marks = [mark(number) if field else "" for number, field in enumerate(fields)]
         given = sum(one.ByteSize() for one in (*messages, *passages))
         little = not tools and given <= _LITTLE_BYTES
@@ -203,14 +193,14 @@ class ChatTemplate:
 
     def _writing_of_roles(self, shape: _Shape) -> Written | None:
         turns = [{"role": role} for role, _ in shape]
-        if self._harmless(turns) != turns:
+        if self._breaks.by_clients(turns) != turns:
             return None
         given = {**self._given, "tools": None, "documents": None, "add_generation_prompt": True}
         return self._tracer.written(turns, [says for _, says in shape], given)
 
     def _skeleton_of_roles(self, shape: _Shape) -> str:
         marks = [mark(number) if says else "" for number, (_, says) in enumerate(shape)]
-        turns = self._harmless([{"role": role} for role, _ in shape])
+        turns = self._breaks.by_clients([{"role": role} for role, _ in shape])
         return self._apply(turns, marks, {"tools": None}, True)
 
     def _apply(
@@ -289,23 +279,6 @@ class ChatTemplate:
         else:
             turns.insert(0, {"role": "system", "content": block})
 
-    def _by_others(self, said: str) -> str:
-        return _broken(said, self._of_others)
-
-    def _harmless(self, value: Any) -> Any:
-        """The same, with the control tokens and marks that are written out in its texts broken up,
-        and cut off from what stands beside them where both could make one."""
-        match value:
-            case str() if self._edges.search(value):
-                value = _broken(value, self._special)
-                ends = BREAK if self._begun.search(value) else ""
-                return f"{BREAK if self._ended.match(value) else ''}{value}{ends}"
-            case dict():
-                return {self._harmless(k): self._harmless(v) for k, v in value.items()}
-            case list():
-                return [self._harmless(one) for one in value]
-        return value
-
     def _can_render(self, roles: list[str]) -> bool:
         try:
             self.render([said(role, role) for role in roles])
@@ -350,12 +323,3 @@ def _call(index: int, call: ToolCall, id: str) -> dict[str, Any]:
         raise NotRenderableError(index, why) from None
     function = {"name": call.name, "arguments": arguments}
     return {"type": "function", "id": id, "function": function}
-
-
-def _any(texts: Iterable[str]) -> str:
-    return "|".join(map(re.escape, sorted({*texts}, key=len, reverse=True))) or r"(?!)"
-
-
-def _broken(text: str, tokens: re.Pattern[str]) -> str:
-    """Behind each first character of a token is a break."""
-    return tokens.sub(lambda found: found[0][0] + BREAK + found[0][1:], text)

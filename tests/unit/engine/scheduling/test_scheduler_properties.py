@@ -180,9 +180,14 @@ class World:
                 # Decode first: no running decode is left out of a step, but of the low lane,
                 # which stands aside for the prompts of those who wait.
                 # A prompt's last token is none.
-                assert not sequence.is_decoding or (
-                    sequence.request.priority >= PATIENT
-                    and any(chunk.sequence.request.priority < PATIENT for chunk in step.chunks)
+                at_prompts_last = sequence.num_launched == sequence.num_prompt - 1
+                assert (
+                    at_prompts_last
+                    or sequence.num_remaining > 1
+                    or (
+                        sequence.request.priority >= PATIENT
+                        and any(chunk.sequence.request.priority < PATIENT for chunk in step.chunks)
+                    )
                 )
         self._check_time(step)
         for victim in step.preempted:
