@@ -28,6 +28,7 @@ RELATIONS = (0.5, 0.25)
 TEXTS_AT = 0.25
 FACTS = (1, 4)  # the most that a composed passage tells
 RECORDS = 0.6  # of the texts that JSON is filled from
+SILENT = 0.35  # of the requests for JSON, those for a key that is not told
 TALKED = 0.25  # of the questions over passages, those with others before them
 DECLINED = 0.25  # of the turns with tools, those that ask for one that is not offered
 
@@ -59,7 +60,7 @@ def example(rng: random.Random, progress: float) -> Conversation:
         facts, between = rng.randint(1, 7), rng.choice((0, 0, 1, 2, 3))
         return recall.recall(world, facts, rng.randint(3, 5), between)
     if skill == "json":
-        return extract.extract(world, rng.randint(1, 3), rng.random() < RECORDS)
+        return extract.extract(world, rng.randint(1, 3), rng.random() < RECORDS, SILENT)
     if skill == "tools":
         return tools.calls(world, rng.randint(2, 5), share_declined=DECLINED, share_other=0.08)
     if skill == "short":

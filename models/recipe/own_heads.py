@@ -16,9 +16,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from models.recipe.copying import Layout, slow_places, times
+from models.recipe.copying import HALF, Layout, slow_places, times
 from models.recipe.model import Attention, Layer, Llama
-from models.recipe.pointing import BEGINS, HEADS, LEARNED, WHOLE
+from models.recipe.pointing import BEGINS, HEADS, LEARNED, WHOLE, names
 from models.recipe.tokenizer import ASSISTANT, PAD
 
 BETWEEN = range(2, 6)  # layers: in those before, heads of our own look back by one token
@@ -60,17 +60,30 @@ def write(model: Llama, parts: list[Tensor]) -> None:
 @torch.no_grad()
 def look_at_what_tells(model: Llama, parts: list[Tensor]) -> None:
     """Writes the last layer's, for the stream as it is on `parts`: it begins as the head that
-    begins answers, and says nothing.
+    begins answers, but for where names stand, and says nothing.
     """
     layer, last = cast(Layer, model.model.layers[-1]), model.shape.layers - 1
-    attention, meaning = layer.self_attn, Layout.of(model.shape).meaning
+    attention, at = layer.self_attn, Layout.of(model.shape)
     rows = attention.rows(TELLS)
     for project in (attention.q_proj, attention.k_proj):
         project.weight[rows] = project.weight[attention.rows(BEGINS)]
         project.bias[rows] = project.bias[attention.rows(BEGINS)]
     attention.o_proj.weight[:, rows] = 0
+    ids = torch.cat([part[part != PAD] for part in parts])
     read = torch.cat([model.reads(part, last)[0][part != PAD].float() for part in parts])
-    _brings(attention.v_proj, rows, layer.input_layernorm(read)[:, meaning], meaning)
+    normed = layer.input_layernorm(read)
+    _names_are_nearer(attention, at, normed[ids == ASSISTANT].mean(0))
+    _brings(attention.v_proj, rows, normed[:, at.meaning], at.meaning)
+
+
+def _names_are_nearer(attention: Attention, at: Layout, asked: Tensor) -> None:
+    """From before a value, `"name":`, its name stands one before; for the head that begins it,
+    `"name": "`, two. `asked`: what the layer reads of the assistant's marker.
+    """
+    rows, query = names(attention, TELLS), attention.q_proj.weight
+    query[rows, at.before.start : at.before.start + HALF] = query[rows, at.long_before]
+    query[rows, at.long_before] = query[rows, at.asks] = 0
+    query[rows, at.asks] = -query[rows] @ asked / asked[at.asks]
 
 
 def _nothing(attention: Attention) -> None:

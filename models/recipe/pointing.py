@@ -35,7 +35,7 @@ SPACED = 4.0  # how loud a space before a word is beside its code
 MATCHES = 36.0  # the score where codes are the same; others' reach half of it among 2,000 tokens
 APART = 6.0  # … for the same space before a word
 PAIR, ALONE = 80.0, 71.0  # … where halves of two codes are the same; on a marker, if none are
-NAMED = 5.0  # … behind the name of a value: little, there are other things to tell it by
+NAMED = 7.5  # … behind the name of a value: little, there are other things to tell it by
 SECOND = 4.0  # … for the second reading of a token
 NEAR = 12.0  # … for tokens of the answer, where a row of weights is sure of them
 LEARNED = 0.01  # of features that nothing is written of
@@ -206,14 +206,18 @@ def compare_names(attention: Attention, at: Layout, stream: Stream) -> None:
     """Where the value of a name is to begin, `"name": "`, the name stands two before; so it does
     where the value stands, or one before.
     """
-    rows = slow_places(attention.shape.head_dim)[-HALF:]
-    rows = [attention.rows(BEGINS).start + place for place in rows]
+    rows = names(attention, BEGINS)
     size = stream.codes[:, :HALF].square().sum(1).mean()
     whole = torch.eye(HALF) * (NAMED * attention.shape.head_dim**0.5 / size) ** 0.5
     query, key = attention.q_proj.weight, attention.k_proj.weight
     query[rows, at.long_before] = key[rows, at.long_before] = whole * stream.long_before
     key[rows, at.before.start : at.before.start + HALF] = whole * stream.before
     query[rows, at.asks] -= query[rows] @ stream.asked / stream.asks
+
+
+def names(attention: Attention, head: int) -> list[int]:
+    """A head's rows that compare them."""
+    return [attention.rows(head).start + at for at in slow_places(attention.shape.head_dim)[-HALF:]]
 
 
 def _told(model: Llama, attention: Attention, seen: Seen, says: Tensor) -> None:

@@ -36,9 +36,10 @@ class Told:
     silent: list[str]  # keys that it does not tell
 
 
-def extract(world: World, count: int, records: bool) -> Conversation:
+def extract(world: World, count: int, records: bool, share_silent: float = 0.2) -> Conversation:
     """JSON from one of `count` passages, or from a text in the question itself. `records`: of
-    values behind labels, which are the keys, or else of any form.
+    values behind labels, which are the keys, or else of any form. `share_silent`: of the requests
+    without a schema, those for a key that the passage does not tell, where there is one.
     """
     rng = world.rng
     kind = rng.choice(side(world.held_out).kinds)
@@ -53,11 +54,11 @@ def extract(world: World, count: int, records: bool) -> Conversation:
     one = rng.choice([one for one in some if one.facts])
     head: list[Message] = [system("Answer in JSON.")] if rng.random() < 0.2 else []
     if count == 1 and rng.random() < 0.6:
-        request, answer = _request(world, one, HERE)
+        request, answer = _request(world, one, HERE, share_silent)
         text = one.text.body.text
         asked = f"{text}\n\n{request}" if rng.random() < 0.5 else f"{request}\n\n{text}"
         return Conversation("json", [*head, user(asked), assistant(answer)])
-    request, answer = _request(world, one, ASKS)
+    request, answer = _request(world, one, ASKS, share_silent)
     documents = [_document(world, one) for one in some]
     return Conversation("json", [*head, user(request), assistant(answer)], documents=documents)
 
@@ -111,13 +112,14 @@ def _document(world: World, one: Told) -> Document:
     return {"title": made.title, "text": made.text}
 
 
-def _request(world: World, one: Told, asks: list[str]) -> tuple[str, str]:
+def _request(world: World, one: Told, asks: list[str], share_silent: float) -> tuple[str, str]:
     """A request for some keys, and the JSON that answers it."""
     rng = world.rng
     some = rng.sample(list(one.facts), rng.randint(1, min(4, len(one.facts))))
     found: dict[str, str | int | None] = {key: _value(one.facts[key]) for key in some}
     by_schema = rng.random() < 0.2
-    if one.silent and not by_schema and rng.random() < 0.2:  # a schema holds: no null there
+    # A schema holds: no null there.
+    if one.silent and not by_schema and rng.random() < share_silent:
         found[rng.choice(one.silent)] = None
     keys = rng.sample(list(found), len(found))
     answer = json.dumps({key: found[key] for key in keys}, ensure_ascii=False)
