@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from models.recipe.copying import HALF, Layout, slow_places, times
 from models.recipe.model import Attention, Layer, Llama
-from models.recipe.pointing import BEGINS, HEADS, LEARNED, WHOLE, names
+from models.recipe.pointing import BEGINS, HEADS, LEARNED, WHOLE, name_rows
 from models.recipe.tokenizer import ASSISTANT, PAD
 
 BETWEEN = range(2, 6)  # layers: in those before, heads of our own look back by one token
@@ -80,7 +80,7 @@ def _names_are_nearer(attention: Attention, at: Layout, asked: Tensor) -> None:
     """From before a value, `"name":`, its name stands one before; for the head that begins it,
     `"name": "`, two. `asked`: what the layer reads of the assistant's marker.
     """
-    rows, query = names(attention, TELLS), attention.q_proj.weight
+    rows, query = name_rows(attention, TELLS), attention.q_proj.weight
     query[rows, at.before.start : at.before.start + HALF] = query[rows, at.long_before]
     query[rows, at.long_before] = query[rows, at.asks] = 0
     query[rows, at.asks] = -query[rows] @ asked / asked[at.asks]

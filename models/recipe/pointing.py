@@ -206,7 +206,7 @@ def compare_names(attention: Attention, at: Layout, stream: Stream) -> None:
     """Where the value of a name is to begin, `"name": "`, the name stands two before; so it does
     where the value stands, or one before.
     """
-    rows = names(attention, BEGINS)
+    rows = name_rows(attention, BEGINS)
     size = stream.codes[:, :HALF].square().sum(1).mean()
     whole = torch.eye(HALF) * (NAMED * attention.shape.head_dim**0.5 / size) ** 0.5
     query, key = attention.q_proj.weight, attention.k_proj.weight
@@ -215,8 +215,8 @@ def compare_names(attention: Attention, at: Layout, stream: Stream) -> None:
     query[rows, at.asks] -= query[rows] @ stream.asked / stream.asks
 
 
-def names(attention: Attention, head: int) -> list[int]:
-    """A head's rows that compare them."""
+def name_rows(attention: Attention, head: int) -> list[int]:
+    """The rows of a head that compare names."""
     return [attention.rows(head).start + at for at in slow_places(attention.shape.head_dim)[-HALF:]]
 
 
