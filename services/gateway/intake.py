@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from services.common.errors import PenstockError, unavailable
+from services.common.errors import PenstockError, invalid, unavailable
 from services.common.fairness.shares import Shares
 from services.gateway import metrics
 
@@ -34,9 +34,19 @@ class Place:
     def hold(self, size: int) -> None:
         """Counts `size` more bytes until the request ends.
 
-        Raises RESOURCE_EXHAUSTED ("too_many_bytes").
+        Raises RESOURCE_EXHAUSTED ("too_many_bytes"), or INVALID_ARGUMENT ("body_too_large") where
+        waiting would not help.
         """
         if not self._memory.take(self.tenant, size):
+            if not self._memory.fits_alone(self._held, size):
+                metrics.refused.labels("body_too_large").inc()
+                raise invalid(
+                    f"this request would take {self._held + size} bytes of a gateway's memory, "
+                    f"which has {self._memory.total} for all requests: ask for less at once",
+                    "",
+                    reason="body_too_large",
+                    stage="gateway",
+                )
             raise refused(
                 "too_many_bytes",
                 f"this gateway holds {self._memory.held(self.tenant)} bytes of your requests; "

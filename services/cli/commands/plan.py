@@ -69,15 +69,14 @@ def gpus(arguments: argparse.Namespace) -> dict[str, Any]:
         words = f"--prompt {load.prompt} and --output {load.output}"
         raise ValueError(_beyond(words, model.context))
     few_bits = model.scheme.method and arguments.precision is None
-    arguments.precision = arguments.precision or "bfloat16"
-    costs = Costs(model, arguments.precision, _kv_format(arguments, model))
+    costs = Costs(model, arguments.precision or "bfloat16", _kv_format(arguments, model))
     of_type = device(arguments.gpu)
     replica = narrowest(costs, of_type, load)
     if replica is None or replica.width > arguments.gpus:
         least = f"{replica.width} are" if replica else f"not even {WIDTHS[-1]} would be"
         raise ValueError(
             f"--gpus {arguments.gpus}: {least} enough of {arguments.gpu} for "
-            f"{costs.weight_bytes / GIB:.1f} GiB of weights in {arguments.precision} and one "
+            f"{costs.weight_bytes / GIB:.1f} GiB of weights in {costs.precision} and one "
             f"request's {costs.kv_bytes(load.tokens) / GIB:.2f} GiB of keys and values"
         )
     notes = [_FEW_BITS.format(model.scheme.method)] if few_bits else []
@@ -94,7 +93,7 @@ def _fleet(
     found = {
         "parameters": costs.parameters,
         "active_parameters": costs.active_parameters,
-        "precision": arguments.precision,
+        "precision": costs.precision,
         "kv_format": costs.kv_format,
         "weight_bytes": int(costs.weight_bytes),
         "gpus_per_replica": replica.width,
@@ -116,8 +115,8 @@ def _fleet(
             f"a replica of {replica.width} GPUs needs tensor parallelism, which this version never "
             "ran on GPUs; what they tell one another is not counted"
         )
-    if arguments.precision not in ("float32", "bfloat16"):
-        notes.append(f"weights in {arguments.precision} never ran on a GPU")
+    if costs.precision not in ("float32", "bfloat16"):
+        notes.append(f"weights in {costs.precision} never ran on a GPU")
     if notes:
         found["note"] = "; ".join(notes)
     return found

@@ -27,6 +27,11 @@ class Shares:
             self._held[holder] = held + units
         return True
 
+    def fits_alone(self, held: int, units: int) -> bool:
+        """Whether who holds so many could take `units` if nobody else had any."""
+        free = self.total - held
+        return units <= free and (units <= 0 or held < free)
+
     def give_back(self, holder: str, units: int = 1) -> None:
         self.taken -= units
         left = self._held[holder] - units

@@ -22,7 +22,7 @@ from typing import Protocol, cast
 
 from protos.common_pb2 import Beside
 from services.common.link.frames import MAX_FRAME_BYTES, Frame, LinkLostError, Outbox
-from services.common.locks.socket_folder import SocketFolder, is_own
+from services.common.locks.socket_folder import SocketFolder, may_be_one
 
 _LENGTH_BYTES = 4
 _WORD_BYTES = 32
@@ -241,7 +241,7 @@ async def taken(beside: Beside) -> LocalWire | None:
     """The calling end of what was offered; None where it cannot be reached from here, or lies where
     not only this user could have put it: a peer names no other service's socket to speak to."""
     loop = asyncio.get_running_loop()
-    if len(beside.word) != _WORD_BYTES or not is_own(Path(beside.path).parent):
+    if len(beside.word) != _WORD_BYTES or not may_be_one(Path(beside.path).parent):
         return None
     try:
         async with asyncio.timeout(_CONNECT_S):

@@ -27,7 +27,7 @@ class SocketFolder:
         self.close = weakref.finalize(self, _remove, self.path, descriptor)
 
 
-def is_own(folder: Path) -> bool:
+def may_be_one(folder: Path) -> bool:
     """Whether it may be such a folder of this user's."""
     try:
         found = folder.lstat()

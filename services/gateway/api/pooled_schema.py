@@ -1,5 +1,6 @@
 """Bodies of POST /v1/embeddings, /v1/score, /v1/rerank and /v1/classify."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -54,7 +55,7 @@ Document = Annotated[Text, BeforeValidator(_as_text, json_schema_input_type=Text
 Documents = Annotated[list[Document], Few, FailFast()]
 
 
-class Pooled(Body):
+class Pooled(Body, ABC):
     """What they share."""
 
     # What vLLM's clients may send, with the values that ask for what is done anyway.
@@ -68,9 +69,9 @@ class Pooled(Body):
     model: Name
     user: Tag | None = Field(None, description="shown in the request's record")
 
+    @abstractmethod
     def ask(self) -> Ask:
         """Raises INVALID_ARGUMENT for what are no token ids."""
-        raise NotImplementedError
 
     def _ask(self, pool: Pool, inputs: str, queries: str = "", one_query: bool = False) -> Ask:
         tags = {"user": self.user} if self.user else {}

@@ -108,14 +108,16 @@ async def test_what_is_announced_is_refused_before_a_byte_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limit = GatewaySettings().body_limit_bytes
-    for length, room, reason in (
-        (limit + 1, 10**9, "body_too_large"),
-        (limit, limit - 1, "too_many_bytes"),
+    for length, room, of_others, reason in (
+        (limit + 1, 10**9, 0, "body_too_large"),
+        (limit, limit - 1, 0, "body_too_large"),
+        (limit, 2 * limit, limit + 1, "too_many_bytes"),
     ):
-        client = Client([b"x"])
+        client, shares = Client([b"x"]), Shares(room)
+        assert shares.take("other", of_others)
         body = body_of(client, monkeypatch, **{"content-length": str(length)})
         with pytest.raises(PenstockError) as told:
-            await body.whole(Place("t", Shares(room)))
+            await body.whole(Place("t", shares))
         assert (told.value.reason, client.asked) == (reason, 0)
     client = Client([b"x" * limit])
     length = {"content-length": str(limit)}

@@ -12,6 +12,7 @@ from services.common.errors import PenstockError
 from services.common.fairness.shares import Shares
 from services.gateway import metrics
 from services.gateway.api.resources.pages import PageQuery, page
+from services.gateway.api.rest.http import http_status
 from services.gateway.api.rest.queries import page_query
 from services.gateway.ids import FILE
 from services.gateway.intake import Intake
@@ -114,6 +115,24 @@ async def test_a_tenants_bytes_are_bounded_and_come_back():
     assert intake.bytes_held == 0
 
 
+async def test_what_never_fits_is_not_told_to_come_back():
+    intake = Intake(10, 100)
+    with intake.slot("b") as other, intake.slot("a") as place:
+        other.hold(50)
+        with pytest.raises(PenstockError) as full:
+            place.hold(60)
+        assert (full.value.reason, full.value.retry_after_s) == ("too_many_bytes", 1.0)
+        with pytest.raises(PenstockError) as never:
+            place.hold(101)
+        assert (never.value.reason, http_status(never.value)) == ("body_too_large", 413)
+        assert never.value.retry_after_s == 0
+    with intake.slot("a") as place:
+        place.hold(60)
+        with pytest.raises(PenstockError) as never:
+            place.hold(1)
+        assert never.value.reason == "body_too_large", "it had more than it left free"
+
+
 def test_nothing_is_kept_of_who_holds_nothing():
     shares = Shares(3)
     assert shares.take("a")
@@ -139,7 +158,7 @@ async def test_what_a_request_holds_is_counted_to_the_byte():
         place.release(5)
         assert intake.bytes_held == 20
         place.hold(25)
-        with pytest.raises(PenstockError, match="holds 45 bytes of your requests"):
+        with pytest.raises(PenstockError, match="would take 101 bytes"):
             place.hold(56)
         assert intake.bytes_held == 45
     assert (intake.bytes_held, intake.running) == (0, 0)
