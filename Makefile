@@ -105,7 +105,7 @@ plots: $(READY)         ## draw docs/plots: cost of a token by batch and context
 	$(BIN)/python -m bench.sweep --model $(PEERS)/models/S-bf16 --plots docs/plots
 
 # The allocator keeps its memory between steps: a tenth faster on a CPU.
-model: $(READY)         ## remake the demonstration model from its seed (some six hours on two cores)
+model: $(READY)         ## remake the demonstration model from its seed (some seven hours on two cores)
 	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 MALLOC_TOP_PAD_=268435456 \
 	  $(BIN)/python -m models.recipe.make
 

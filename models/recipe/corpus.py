@@ -20,11 +20,15 @@ MIXED_AT = 0.3
 # How often a set has 1, 2, … 7 passages: at the start, and from `WIDE_AT` of the training on.
 NARROW, WIDE = (4, 6, 1.5, 0.3, 0, 0, 0), (4, 3, 2.5, 4, 1, 0.4, 0.1)
 WIDE_AT = 0.4
-NOT_TOLD = (0.05, 0.2)  # shares of the questions, at the start and from `WIDE_AT` on
+NOT_TOLD = (0.05, 0.25)  # shares of the questions, at the start and from `WIDE_AT` on
 # Shares of the passages that are composed of relations, at the start and from `TEXTS_AT` on: these
 # teach soon to compare and to copy, but to tell things of one kind apart. In ordinary texts it is
 # words of like meaning that lead to the answer, and only documents teach that.
 RELATIONS = (0.5, 0.25)
+# Of the questions, those over passages as long as the platform's, at the start and from `WIDE_AT`
+# on; and how many passages. Prompts are of 2,000 tokens then, five times as long as the others.
+LONG = (0.0, 0.3)
+LONG_COUNTS = (2, 3, 3, 4)
 TEXTS_AT = 0.25
 FACTS = (1, 4)  # the most that a composed passage tells
 RECORDS = 0.6  # of the texts that JSON is filled from
@@ -93,11 +97,14 @@ def _behind_others(world: World, made: Conversation, progress: float) -> Convers
 
 def looked_up(rng: random.Random, progress: float) -> Conversation:
     """A question over passages: few and short ones at first."""
+    told = rng.random() >= _between(NOT_TOLD, progress, WIDE_AT)
+    if rng.random() < _between(LONG, progress, WIDE_AT):
+        return passages.looked_up_in_long(rng, rng.choice(LONG_COUNTS), told)
     weights = [_between(ends, progress, WIDE_AT) for ends in zip(NARROW, WIDE, strict=True)]
     return passages.looked_up(
         rng,
         rng.choices(range(1, 8), weights)[0],
-        rng.random() >= _between(NOT_TOLD, progress, WIDE_AT),
+        told,
         most_facts=round(_between(FACTS, progress, WIDE_AT)),
         relations=_between(RELATIONS, progress, TEXTS_AT),
     )
@@ -109,6 +116,8 @@ def graded(rng: random.Random, skill: str) -> Conversation:
     if skill in ("passages", "not_told"):
         told = skill == "passages"
         return passages.looked_up(rng, rng.randint(1, 5), told, held_out=True)
+    if skill == "large":
+        return passages.looked_up_in_long(rng, rng.choice(LONG_COUNTS), True, held_out=True)
     if skill == "recall":
         return recall.recall(world, rng.randint(1, 5), 1, rng.randint(0, 2))
     if skill == "not_stated":

@@ -38,6 +38,7 @@ from models.recipe.tokenizer import END
 
 SKILLS = {
     "passages": "answer from 1-5 passages, with the right citation",
+    "large": "answer from 2-4 passages of whole documents, two in each",
     "not_told": "say that the passages do not tell",
     "recall": "a fact that the user stated",
     "not_stated": "say that the user did not state it",

@@ -4,14 +4,17 @@ to draw, and losses.
 1. `Reading`: MiniLM's layers, which look both ways, learn to find answers (`reader.py`).
 2. `Told`: the demo model's layers are told what the reader sees (`told.py`).
 3. `Saying`: its last layer learns to say them, beside layers that stay.
-4. `Answers`: all of it learns that, and all else that it is asked for (`corpus.py`).
+4. `Answers`: all of it learns that, and all else that it is asked for (`corpus.py`); `Saying` ends
+   it, beside layers that stand still.
 5. `Draft`: a small model learns the same, to guess ahead of it.
 """
 
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +25,8 @@ from models.recipe import corpus, told
 from models.recipe.batches import Batch, Row, collate, row
 from models.recipe.copying import keep_codes
 from models.recipe.guides import Aims, looks
-from models.recipe.model import Llama
-from models.recipe.own_heads import TELLS
+from models.recipe.model import Layer, Llama
+from models.recipe.own_heads import ASKED, BETWEEN, FOLLOWED, TELLS
 from models.recipe.pointing import BEGINS, GOES_ON, REPEATS
 from models.recipe.reader import Pairs, Reader, missed, pairs, readable
 from models.recipe.swaps import Swaps
@@ -32,6 +35,7 @@ from models.recipe.tokenizer import PAD
 Figures = dict[str, tuple[float, float]]  # sums, and of how many
 GUIDED = ((BEGINS, "begins"), (GOES_ON, "follows"), (REPEATS, "pairs"), (TELLS, "sources"))
 COMPARE = (GOES_ON, REPEATS)  # heads of large weights, for codes, which no layer before moves
+KNOWN = 0.25  # of a step's length, in layers that read ordinary English already
 POINTING = 0.8  # weight of where heads look, beside the answers' tokens
 
 
@@ -73,6 +77,11 @@ class Lesson(nn.Module, ABC):
 
     def hold(self) -> None:
         """Takes gradients of what is not to be moved."""
+
+    @contextmanager
+    def easing(self) -> Iterator[None]:
+        """Around an optimizer's step, which moves all of a group as far."""
+        yield
 
     def cost(self, one: Row) -> int:
         """Tokens of an example."""
@@ -166,6 +175,30 @@ class Answers(Lesson):
         grad = self.llama.model.embed_tokens.weight.grad
         if grad is not None:  # words keep what they mean
             grad.mul_(self.movable)
+
+    @contextmanager
+    @torch.no_grad()
+    def easing(self) -> Iterator[None]:
+        """What MiniLM knows, and the reader has told, moves by a part of the step alone."""
+        eased = [(p, p.clone(), share) for p, share in self._shares()]
+        yield
+        for p, before, share in eased:
+            p.copy_(before.lerp_(p, share.expand_as(p)))
+
+    def _shares(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Of what knows something: how much of a step it takes; heads of our own take all."""
+        shape, known = self.llama.shape, {id(p) for p in self.groups()[0]}
+        of_heads = torch.full((shape.heads, shape.head_dim), KNOWN)
+        of_heads[[ASKED, FOLLOWED]] = 1
+        rows = of_heads.flatten()
+        for number, layer in enumerate(self.llama.model.layers[: told.TOLD]):
+            attention = cast(Layer, layer).self_attn
+            own = {id(p): rows.view(-1, *[1] * (p.ndim - 1))
+                   for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+                   for p in project.parameters()}  # fmt: skip
+            own[id(attention.o_proj.weight)] = rows
+            for p in (p for p in layer.parameters() if id(p) in known):
+                yield p, own.get(id(p), rows[-1]) if number in BETWEEN else rows[-1]
 
     def lose(self, part: list[Row], half: bool) -> tuple[Tensor, Figures]:
         batch = collate(part)

@@ -52,10 +52,11 @@ SHAPES = {
 }
 FOLDERS = {"demo": "demo", "draft": "demo-draft"}
 PLANS = {
-    "reader": Plan(90, 1e-4, 4e-4, (0.2, 0.5)),
-    "told": Plan(40, 1e-3, 0.0, (0.1, 0.3), decay_from=0.4),
+    "reader": Plan(100, 1e-4, 4e-4, (0.2, 0.5)),
+    "told": Plan(50, 1e-3, 0.0, (0.1, 0.3), decay_from=0.4),
     "saying": Plan(20, 0.0, 1e-3, (0.6, 0.6)),
     "answers": Plan(120, 1.2e-4, 3.5e-4, (0.6, 0.95), warm_up=40, decay_from=0.35),
+    "settling": Plan(16, 0.0, 2e-4, (0.95, 0.95)),
     "draft": Plan(90, 0.0, 2e-3, (0.1, 1.0)),
 }
 
@@ -99,6 +100,7 @@ class Run:
         self._learn("told", Told(demo, reader), demo, partial(begin.layers, demo))
         self._learn("saying", Saying(demo, moves), demo, partial(begin.heads, demo, reader))
         self._learn("answers", Answers(demo, moves), demo)
+        self._learn("settling", Saying(demo, moves), demo)
         self._learn("draft", Draft(draft, moves), draft, partial(begin.draft, draft))
         return {"demo": demo, "draft": draft}
 
@@ -160,8 +162,8 @@ def main() -> None:
     torch.set_num_threads(1)  # each thread of the training runs its own part of a step
     folder = options.runs / f"{options.seed}-{fingerprint()}"
     demo, draft = (options.out / FOLDERS[name] for name in ("demo", "draft"))
-    card = card_in(demo)
-    with alone(folder):
+    with alone(options.out), alone(folder):
+        card = card_in(demo)
         run = Run(folder, options.seed, options.threads, PLANS)
         for name, model in run.models().items():
             export.save(model, run.tokenizer, options.out / FOLDERS[name])

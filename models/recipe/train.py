@@ -4,6 +4,7 @@ The schedule is that of MiniCPM (Hu et al., 2024): rates stay high for most of t
 """
 
 import fcntl
+import os
 import pickle
 import random
 import time
@@ -35,7 +36,7 @@ class Plan:
     new_rate: float  # of what begins at nothing
     progress: tuple[float, float]  # how far the corpus is (`corpus.py`), from and to
     rows: int = 16  # examples of a step
-    longest: int = 2400  # tokens of an example
+    longest: int = 2800  # tokens of an example
     warm_up: int = 20  # steps
     decay_from: float = 0.5  # share of the lesson
 
@@ -84,6 +85,10 @@ class Training:
         saved = state_of(path)
         if saved["plan"] != asdict(self.plan):
             raise ValueError(f"{path} is of another plan: remove it to begin anew")
+        if saved["half"] is not self.half:
+            names = {True: "bfloat16", False: "float32"}
+            print(f"goes on in {names[self.half]}, which is faster here; until now it was "
+                  f"{names[saved['half']]}", flush=True)  # fmt: skip
         self.lesson.load_state_dict(saved["lesson"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.done = Progress(**saved["done"])
@@ -94,6 +99,7 @@ class Training:
         """Writes a file that is whole or not there."""
         state: dict[str, Any] = {
             "plan": asdict(self.plan),
+            "half": self.half,
             "lesson": self.lesson.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "done": asdict(self.done),
@@ -118,7 +124,7 @@ class Training:
                 group["lr"] = rate
             self.crew.learn(step, tally)
             torch.nn.utils.clip_grad_norm_(self.lesson.parameters(), CLIP)
-            with self.centred.stepping():
+            with self.centred.stepping(), self.lesson.easing():
                 self.optimizer.step()
             self.optimizer.zero_grad()
             done.step += 1
@@ -152,14 +158,17 @@ def state_of(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keeps a second training out of a run's folder. Raises BlockingIOError if one is there."""
+    """Keeps a second training out of a folder. Raises BlockingIOError if one is there."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BlockingIOError(f"another training runs in {folder}") from None
         yield
+    finally:
+        os.close(descriptor)
 
 
 def train(lesson: Lesson, plan: Plan, source: Source, path: Path, threads: int, half: bool) -> None:

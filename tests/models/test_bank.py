@@ -165,6 +165,7 @@ def test_articles_and_capitals_follow_the_value() -> None:
         ("[[a]]", "holds no ||"),
         ("{a=x|}", "empty choice"),
         ("{a b}", "not a slot"),
+        ("{a=x|" * 2000 + "y" + "}" * 2000, "too deep"),
     ],
 )
 def test_what_is_not_well_formed_is_refused(source: str, error: str) -> None:
@@ -181,6 +182,7 @@ def test_what_is_not_well_formed_is_refused(source: str, error: str) -> None:
         ("= {door}\n", "", "some.txt:6: no `=` after this question|expected another line"),
         ("{town:town}", "{town:twon}", "some.txt:1: there is no kind 'twon'"),
         ("# notice", "notice", "some.txt:1: text before"),
+        ("\n? Who", "\n?Who", "some.txt:4: `[?]` without a space behind it"),
         ("Leave by", "{x:twon} Leave by", "some.txt:3: there is no kind 'twon'"),
     ],
 )

@@ -17,6 +17,7 @@ FEW = {
     "told": Plan(1, 1e-3, 0.0, (0.1, 0.1), longest=500),
     "saying": Plan(1, 0.0, 4e-4, (0.1, 0.1), longest=500),
     "answers": Plan(2, 2e-4, 4e-4, (0.1, 0.1), longest=500),
+    "settling": Plan(1, 0.0, 2e-4, (0.1, 0.1), longest=500),
     "draft": Plan(1, 2e-3, 1e-3, (0.1, 0.1), longest=500),
 }
 
@@ -65,10 +66,10 @@ def test_a_run_goes_on_where_it_was(
         with pytest.raises(KeyboardInterrupt):
             make.Run(tmp_path / "cut", 0, 1, FEW).models()
     made = make.Run(tmp_path / "cut", 0, 1, FEW).models()
-    assert learned == ["Answers", "Draft"]
+    assert learned == ["Answers", "Saying", "Draft"]
     learned.clear()
     through = make.Run(tmp_path / "through", 0, 1, FEW).models()
-    assert learned == ["Reading", "Told", "Saying", "Answers", "Answers", "Draft"]
+    assert learned == ["Reading", "Told", "Saying", "Answers", "Answers", "Saying", "Draft"]
     for name, model in through.items():
         for a, b in zip(model.parameters(), made[name].parameters(), strict=True):
             assert torch.equal(a, b)

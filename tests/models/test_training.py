@@ -390,6 +390,67 @@ def test_a_resumed_training_ends_as_an_uninterrupted_one(
             begun(tokenizer, 2).restore(tmp_path / "cut.pt")
 
 
+@pytest.mark.parametrize("half", [False, True])
+def test_a_training_says_when_it_goes_on_less_or_more_exactly(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str], half: bool
+) -> None:
+    path = tmp_path / "last.pt"
+    before, after = begun(tokenizer, 2), begun(tokenizer, 2)
+    before.save(path)
+    after.restore(path)
+    assert capsys.readouterr().out == ""
+    before.half, after.half = half, not half
+    before.save(path)
+    after.restore(path)
+    now, until_now = ("float32", "bfloat16") if half else ("bfloat16", "float32")
+    told = capsys.readouterr().out
+    assert told == f"goes on in {now}, which is faster here; until now it was {until_now}\n"
+
+
+def test_what_knows_english_moves_by_a_part_of_a_step(tokenizer: Tokenizer) -> None:
+    moves = vocabulary.movable(tokenizer)
+
+    def moved(lesson: Answers) -> tuple[Llama, Llama]:
+        before = copy.deepcopy(lesson.llama)
+        with lesson.easing(), torch.no_grad():
+            for p in lesson.parameters():
+                p.add_(1)
+        return before, lesson.llama
+
+    def far(pair: tuple[Llama, Llama], name: str) -> Tensor:
+        before, after = (model.get_parameter(f"model.{name}") for model in pair)
+        return ((after - before) * 100).round() / 100
+
+    whole = Shape(bpe.VOCABULARY, 96, 64, layers=7, heads=4, head_dim=32, theta=1e9)
+    pair = moved(Answers(Llama(whole), moves))
+    for layer in (0, 1, 3, 5):
+        attention, own = f"layers.{layer}.self_attn", 64 if layer > 1 else 0
+        rows, columns = (
+            far(pair, f"{attention}.k_proj.weight"),
+            far(pair, f"{attention}.o_proj.weight"),
+        )
+        for x in (rows, columns.T, far(pair, f"{attention}.v_proj.bias")[:, None]):
+            assert (x[:own] == 1).all()
+            assert (x[own:] == lessons.KNOWN).all()
+        for name in ("mlp.up_proj.weight", "input_layernorm.weight", "self_attn.o_proj.bias"):
+            assert (far(pair, f"layers.{layer}.{name}") == lessons.KNOWN).all()
+    for name in ("layers.6.self_attn.q_proj.weight", "norm.weight", "embed_tokens.weight"):
+        assert (far(pair, name) == 1).all()
+    assert (far(moved(Draft(Llama(TINY), moves)), "layers.0.mlp.up_proj.weight") == 1).all()
+
+
+def test_a_training_eases_its_steps(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "POOL", 24)
+    monkeypatch.setattr(lessons, "KNOWN", 0.0)
+    model = fresh(tokenizer)
+    before = copy.deepcopy(model)
+    begun(tokenizer, 1, Answers(model, vocabulary.movable(tokenizer))).learn()
+    for name, p in before.named_parameters():
+        if "mlp" in name and "weight" in name:
+            assert torch.equal(p, model.get_parameter(name)), name
+    assert not torch.equal(before.model.norm.weight, model.model.norm.weight)
+
+
 def test_rates_warm_up_and_fall() -> None:
     plan = Plan(10, 1.0, 2.0, (0, 1), warm_up=10, decay_from=0.5)
     assert plan.rates(0, 0) == (0.1, 0.2)
@@ -413,6 +474,19 @@ def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:
         alone(tmp_path),
     ):
         pass
+    with alone(tmp_path):
+        assert not list(tmp_path.iterdir())
+
+
+def test_two_seeds_do_not_write_the_same_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    given = ["make", "--out", str(out), "--runs", str(runs), "--seed", "2"]
+    monkeypatch.setattr("sys.argv", given)
+    with alone(out), pytest.raises(BlockingIOError, match=f"another training runs in {out}"):
+        make.main()
+    assert not runs.exists()
 
 
 @pytest.mark.parametrize(("tiles", "products", "half"), [(1, 0, True), (0, 1, True), (0, 0, False)])

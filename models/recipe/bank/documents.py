@@ -4,6 +4,7 @@ The format is described in FORMAT.md beside this file.
 """
 
 import random
+import re
 import zlib
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -132,6 +133,9 @@ def _document(file: str, line: int, lines: list[str]) -> Template:
     if "{" in kind:  # a title that is its own kind
         kind, title = heading[: heading.index("{")].strip(), heading
     asked = next((i for i, s in enumerate(lines) if s.startswith(("? ", "! "))), len(lines))
+    for offset, text in enumerate(lines[1:asked], 1):
+        if re.match(r"[?!=]\S", text):
+            raise BankError(f"{file}:{line + offset}: `{text[0]}` without a space behind it")
     body = "\n".join(text.rstrip() for text in lines[1:asked]).strip("\n")
     made = Template(file, line, heading, kind, at(0, title), at(1, body))
     pending: tuple[int, tuple[Text, ...]] | None = None

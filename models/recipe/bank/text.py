@@ -12,6 +12,7 @@ from functools import cached_property
 SLOT = re.compile(r"(?P<name>[A-Za-z]\w*)?\s*(?:\.(?P<part>\w+)|:\s*(?P<kind>\w+))?")
 CHOICES = re.compile(r"(?P<name>[A-Za-z]\w*)?\s*=(?P<texts>.*)", re.DOTALL)
 BRACKET = re.compile(r"[{}]|\[\[|\]\]")
+DEEPEST = 20  # braces within braces
 
 
 class BankError(ValueError):
@@ -136,6 +137,8 @@ def _closing(source: str, start: int) -> int:
         depth += (source[at] == "{") - (source[at] == "}")
         if depth == 0:
             return at
+        if depth > DEEPEST:
+            raise BankError(f"braces within braces, too deep: {source[start : start + 40]!r}")
     raise BankError(f"{{ without its }}: {source[start : start + 40]!r}")
 
 

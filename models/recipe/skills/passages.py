@@ -5,6 +5,7 @@ import random
 from models.recipe.bank.wording import varied
 from models.recipe.conversation import Conversation, Message, Span, assistant, system, user
 from models.recipe.lookup import of_documents, of_relations
+from models.recipe.lookup.of_documents import Size
 from models.recipe.lookup.passage import Passage
 
 NOT_TOLD = "The documents do not say."
@@ -33,7 +34,16 @@ def looked_up(
     if rng.random() < relations:
         question, passages = of_relations.asked(rng, held_out, count, most_facts, told)
     else:
-        question, passages = of_documents.asked(rng, held_out, count, told)
+        question, passages = of_documents.asked(rng, held_out, Size(count), told)
+    return conversation(rng, varied(rng, question, documents=True), passages)
+
+
+def looked_up_in_long(
+    rng: random.Random, count: int, told: bool, held_out: bool = False
+) -> Conversation:
+    """A question over up to `count` passages that are as long as the platform's are."""
+    size = Size(count, whole=0.9, others_whole=0.9, paired=True)
+    question, passages = of_documents.asked(rng, held_out, size, told)
     return conversation(rng, varied(rng, question, documents=True), passages)
 
 
