@@ -25,11 +25,11 @@ NOT_TOLD = (0.05, 0.25)  # shares of the questions, at the start and from `WIDE_
 # teach soon to compare and to copy, but to tell things of one kind apart. In ordinary texts it is
 # words of like meaning that lead to the answer, and only documents teach that.
 RELATIONS = (0.5, 0.25)
+TEXTS_AT = 0.25
 # Of the questions, those over passages as long as the platform's, at the start and from `WIDE_AT`
-# on; and how many passages. Prompts are of 2,000 tokens then, five times as long as the others.
+# on; and how many passages. Prompts are some four times as long as the others then.
 LONG = (0.0, 0.3)
 LONG_COUNTS = (2, 3, 3, 4)
-TEXTS_AT = 0.25
 FACTS = (1, 4)  # the most that a composed passage tells
 RECORDS = 0.6  # of the texts that JSON is filled from
 SILENT = 0.35  # of the requests for JSON, those for a key that is not told
