@@ -131,11 +131,15 @@ async def test_it_is_put_together_by_one_call_at_a_time(
     upload, other = await bed.begin(3), await bed.begin(3)
     parts = {one.id: await bed.add(one, b"abc") for one in (upload, other)}
     put, under_way, most = bed.blobs.put, 0, 0
+    two = asyncio.Event()
 
     async def slow(key: str, content: Any) -> None:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
+        if under_way == 2:
+            two.set()
+        await asyncio.wait_for(two.wait(), 20)
         for _ in range(10):
             await asyncio.sleep(0)
         await put(key, content)
