@@ -5,13 +5,13 @@ import json
 import sys
 
 from bench.result_file import result_file
-from bench.retrieval import chats, followups, indexing, jobs, quality, speed
+from bench.retrieval import answers, chats, followups, indexing, jobs, quality, speed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     whats = parser.add_subparsers(metavar="WHAT", required=True)
-    for module in (quality, followups, speed, indexing, jobs, chats):
+    for module in (quality, followups, speed, indexing, jobs, chats, answers):
         name = module.__name__.rpartition(".")[-1]
         what = whats.add_parser(
             name,

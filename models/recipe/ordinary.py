@@ -44,7 +44,7 @@ class Case:
 
 def among_others(path: Path) -> list[Case]:
     """All questions of a file, each over its document and three others, all of them whole."""
-    documents = _documents(path)
+    documents = documents_of(path)
     found = []
     for at, document in enumerate(documents):
         for number, asked in enumerate(document["questions"]):
@@ -59,7 +59,7 @@ def among_others(path: Path) -> list[Case]:
 
 def brought(path: Path) -> list[Case]:
     """All questions of a file, each over what retrieval brings for it from all its documents."""
-    documents = _documents(path)
+    documents = documents_of(path)
     shelf = Shelf.of([{"title": d["title"], "text": d["text"]} for d in documents])
     found = []
     for at, document in enumerate(documents):
@@ -69,8 +69,8 @@ def brought(path: Path) -> list[Case]:
     return found
 
 
-def _documents(path: Path) -> list[dict[str, Any]]:
-    """Raises ValueError, which names the line, if one is no JSON."""
+def documents_of(path: Path) -> list[dict[str, Any]]:
+    """A set's. Raises ValueError, which names the line, if one is no JSON."""
     found = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -81,9 +81,14 @@ def _documents(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def answers_of(asked: dict[str, Any]) -> list[str]:
+    """To a question of a set, the right one first; none: not told."""
+    return [asked["answer"], *asked.get("also", [])] if asked["answer"] else []
+
+
 def _case(asked: dict[str, Any], passages: list[Document], own: list[bool]) -> Case:
     """`own`: which passages are of the question's document."""
-    answers = [asked["answer"], *asked.get("also", [])] if asked["answer"] else []
+    answers = answers_of(asked)
     spans = [
         Span(number, start, start + len(answers[0]))
         for number, one in enumerate(passages)
@@ -99,43 +104,64 @@ def _case(asked: dict[str, Any], passages: list[Document], own: list[bool]) -> C
     return Case(made, answers, {span.document + 1 for span in spans})
 
 
+@dataclass
+class Score:
+    """How many answers of a set are right."""
+
+    told: int = 0  # questions that a passage's document answers; of their answers:
+    exact: int = 0  # the right words and number
+    value: int = 0  # the right words
+    cited: int = 0  # the right number
+    denied: int = 0
+    untold: int = 0  # questions that none answers
+    silent: int = 0  # of these answers, those that say so
+    ended: int = 0  # answers that ended by themselves
+
+    def count(self, said: str, answers: list[str], numbers: set[int], ended: bool) -> bool:
+        """Takes an answer; whether it is right. `answers` and `numbers` are those of a `Case`."""
+        self.ended += ended
+        if not answers:
+            self.untold += 1
+            self.silent += said == NOT_TOLD
+            return said == NOT_TOLD
+        words, _, number = said.removesuffix("].").rpartition(" [")
+        same = _plain(words) in map(_plain, answers)
+        there = number.isdigit() and int(number) in numbers
+        right = same and there and said.endswith("].")
+        self.told += 1
+        self.exact += right
+        self.value += same
+        self.cited += there
+        self.denied += said == NOT_TOLD
+        return right
+
+    def lines(self) -> list[str]:
+        def share(some: int, of: int) -> str:
+            return f"{100 * some / max(1, of):.1f} %"
+
+        return [
+            f"told ({self.told}): {share(self.exact, self.told)} right with the right number, "
+            f"{share(self.value, self.told)} right whatever the number, "
+            f"{share(self.cited, self.told)} with the right number, "
+            f"{share(self.denied, self.told)} denied",
+            f"not told ({self.untold}): {share(self.silent, self.untold)} right",
+            f"ended by itself: {share(self.ended, self.told + self.untold)}",
+        ]
+
+
 def measure(writer: Writes, some: list[Case], show: bool = False) -> str:
     """What the model says to a set's questions, in a few lines; `show` adds its wrong answers."""
-    told = exact = value = cited = untold = silent = ended = denied = 0
-    lines: list[str] = []
+    score, lines = Score(), list[str]()
     for case in some:
         made = writer.write(writer.prompt(case.conversation), LONGEST)
-        ended += made[-1] == END
         said = writer.tokenizer.decode(made).strip()
-        if not case.answers:
-            untold += 1
-            right = said == NOT_TOLD
-            silent += right
-        else:
-            told += 1
-            words, _, number = said.removesuffix("].").rpartition(" [")
-            same = _plain(words) in map(_plain, case.answers)
-            value += same
-            there = number.isdigit() and int(number) in case.numbers
-            cited += there
-            right = same and there and said.endswith("].")
-            exact += right
-            denied += said == NOT_TOLD
+        right = score.count(said, case.answers, case.numbers, made[-1] == END)
         if show and not right:
             asked = case.conversation.messages[0]["content"]
             lines.append(
                 f"{asked} = {' / '.join(case.answers) or '-'} {sorted(case.numbers)}: {said}"
             )
-    total = told + untold
-    lines += [
-        f"told ({told}): {100 * exact / max(1, told):.1f} % right with the right number, "
-        f"{100 * value / max(1, told):.1f} % right whatever the number, "
-        f"{100 * cited / max(1, told):.1f} % with the right number, "
-        f"{100 * denied / max(1, told):.1f} % denied",
-        f"not told ({untold}): {100 * silent / max(1, untold):.1f} % right",
-        f"ended by itself: {100 * ended / max(1, total):.1f} %",
-    ]
-    return "\n".join(lines)
+    return "\n".join(lines + score.lines())
 
 
 def _plain(text: str) -> str:

@@ -105,7 +105,12 @@ class RetrievalSettings(ServiceSettings):
     reranking_passages: int = Field(
         24, ge=1, le=50, description="that it is given of a search, or as many as are asked for"
     )
-    top_k: int = Field(4, ge=1, le=50, description="passages fetched for a chat request")
+    top_k: int = Field(
+        3,
+        ge=1,
+        le=50,
+        description="chunks fetched for a chat request; more for a model that reads more",
+    )
 
     @model_validator(mode="after")
     def _chunks_go_on(self) -> "RetrievalSettings":

@@ -15,27 +15,22 @@ _NO_WORD = re.compile(r"\W+")
 
 
 def passages_of(ranked: Sequence[Hit], threshold: float, limit: int) -> list[common_pb2.Passage]:
-    """The best, each of at least this score; a threshold of 0 is none."""
-    good = [one for one in ranked if not threshold or one.score >= threshold]
-    return _bounded([_passage(run) for run in _runs(good, limit)])
-
-
-def _runs(ranked: Sequence[Hit], limit: int) -> list[list[Hit]]:
-    """The best chunks that make up to `limit` passages, by passage, best first. Of those that say
-    the same, word for word, the best alone; what differs by a number may be another answer.
+    """Up to `limit` chunks, the best, each of at least this score (a threshold of 0 is none);
+    neighbours among them are one passage, the best passage first.
     """
-    chosen: list[Hit] = []
-    places, said, passages = set[tuple[Any, ...]](), set[str](), 0
+    good = [one for one in ranked if not threshold or one.score >= threshold]
+    runs = sorted(_joined(_unlike(good, limit)), key=lambda run: -max(one.score for one in run))
+    return _bounded([_passage(run) for run in runs])
+
+
+def _unlike(ranked: Iterable[Hit], limit: int) -> list[Hit]:
+    """Of those that say the same, word for word, the best alone; what differs by a number may be
+    another answer.
+    """
+    found: dict[str, Hit] = {}
     for one in ranked:
-        *document, position = place = _place(one)
-        beside = places.intersection((*document, position + n) for n in (-1, 0, 1))
-        more = len(_joined([*chosen, one])) if beside else passages + 1
-        if more <= limit and (words := _words(one)) not in said:
-            chosen.append(one)
-            places.add(place)
-            said.add(words)
-            passages = more
-    return sorted(_joined(chosen), key=lambda run: max(one.score for one in run), reverse=True)
+        found.setdefault(_words(one), one)
+    return list(found.values())[:limit]
 
 
 def _words(one: Hit) -> str:

@@ -84,14 +84,17 @@ def test_of_what_says_the_same_word_for_word_the_best_is_left() -> None:
     assert [one.source_id for one in found] == ["s", "other"]
 
 
-def test_the_limit_is_of_passages_and_the_threshold_of_scores() -> None:
+def test_the_limit_is_of_chunks_and_the_threshold_of_scores() -> None:
     chunks = [ranked(0.9 - n / 10, 10 * n, 10 * n + 5, 2 * n) for n in range(5)]
     assert [score for _, score in told(chunks, limit=3)] == pytest.approx([0.9, 0.8, 0.7])
     assert len(told(chunks, threshold=0.65)) == 3
     assert not told(chunks, threshold=0.95)
+    copy = ranked(0.85, 0, 5, 7, source_id="copy")
+    assert len(told([chunks[0], copy, *chunks[1:]], limit=3)) == 3, "a copy takes no place"
     next_one = ranked(0.1, 4, 10, 1)
-    assert len(told([*chunks, next_one], limit=5)) == 4, "it joins two"
-    assert told([chunks[0], chunks[2], next_one], limit=2)[0][0] == words(0, 10)
+    assert len(told([*chunks, next_one], limit=5)) == 5, "it is the sixth"
+    assert len(told([*chunks, next_one], limit=6)) == 4, "it joins two"
+    assert len(told([chunks[0], next_one, chunks[2]], limit=2)) == 1, "two chunks, one passage"
 
 
 def test_an_answer_ends_where_its_bytes_do(monkeypatch: pytest.MonkeyPatch) -> None:
