@@ -224,20 +224,26 @@ class Aims:
 def looks(model: Llama, number: int, read: Tensor, aims: Aims, head: int) -> Tensor:
     """(aims, tokens) how much a head of a layer that reads `read` looks at each token, before the
     softmax; from the aims' positions.
+
+    Exact: scores of codes are sums of large products that cancel. With these in bfloat16 the
+    gradient of all layers was wrong by 12 % in the best state, then by more than itself.
     """
     layer = cast(Layer, model.model.layers[number])
-    normed, attention, tokens = layer.input_layernorm(read), layer.self_attn, read.shape[1]
-    rows = attention.rows(head)
-    query, key = (
-        F.linear(x, project.weight[rows], project.bias[rows])
-        for x, project in (
-            (normed[aims.rows, aims.places], attention.q_proj),
-            (normed, attention.k_proj),
+    with torch.autocast(read.device.type, enabled=False):
+        normed = layer.input_layernorm(read.float())
+        attention, tokens = layer.self_attn, read.shape[1]
+        rows = attention.rows(head)
+        query, key = (
+            F.linear(x, project.weight[rows], project.bias[rows])
+            for x, project in (
+                (normed[aims.rows, aims.places], attention.q_proj),
+                (normed, attention.k_proj),
+            )
         )
-    )
-    query = _turned(query.float(), model.cos[aims.places], model.sin[aims.places])
-    key = _turned(key.float(), model.cos[:tokens], model.sin[:tokens])
-    scores: Tensor = torch.einsum("pd,ptd->pt", query, key[aims.rows]) * model.shape.head_dim**-0.5
+        query = _turned(query, model.cos[aims.places], model.sin[aims.places])
+        key = _turned(key, model.cos[:tokens], model.sin[:tokens])
+        scores: Tensor = torch.einsum("pd,ptd->pt", query, key[aims.rows])
+        scores = scores * model.shape.head_dim**-0.5
     after = torch.arange(tokens, device=scores.device) > aims.places[:, None]
     return scores.masked_fill(after, -1e9)
 

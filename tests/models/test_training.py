@@ -312,6 +312,20 @@ def test_the_pointing_head_learns_where_to_look(tokenizer: Tokenizer) -> None:
     assert grad[attention.rows(GOES_ON)].abs().sum() == 0
 
 
+def test_where_heads_look_is_exact_in_a_training_of_less(tokenizer: Tokenizer) -> None:
+    """Else what they are told moves all layers elsewhere than it says."""
+    one = lesson(tokenizer)
+    rows = [made for made in (row(tokenizer, c, 4096) for c in looked_up(9)) if made.guide.tells]
+    batch = collate(rows)
+    read = one.llama.reads(batch.inputs, late := TINY.layers - 1)[0]
+    aims = Aims.of([made.guide.begins for made in rows], batch.inputs.shape[1])
+    found = []
+    for half in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            found.append(looks(one.llama, late, read, aims, BEGINS))
+    assert torch.equal(*found)
+
+
 def test_telling_heads_that_compare_codes_moves_no_layer_before(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

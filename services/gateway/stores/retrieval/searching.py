@@ -30,7 +30,7 @@ class Search(NamedTuple):
 
     store: str  # its id
     queries: Sequence[str]
-    limit: int  # passages
+    limit: int  # chunks of each search, and passages of them all
     threshold: float  # 0 to 1; of passages with a lower score none
     filter: Filter | None = None
     ranking: Ranking | None = None
