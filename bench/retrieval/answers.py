@@ -20,6 +20,7 @@ from bench.result_file import checkpoint_folder
 from bench.retrieval.sets import holds
 from bench.retrieval.stores import Upload, filled, post
 from models.recipe.ordinary import LONGEST, Score, answers_of, documents_of
+from services.cli.running import Running
 
 SETS = ROOT / "models" / "recipe"
 
@@ -27,7 +28,12 @@ SETS = ROOT / "models" / "recipe"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", type=checkpoint_folder, default=ROOT / "models" / "demo")
-    add("--set", type=Path, default=SETS / "ordinary.jsonl", help="JSON lines, as in ordinary.py")
+    add(
+        "--set",
+        type=Path,
+        default=SETS / "ordinary.jsonl",
+        help="JSON lines, as in ordinary.py; each title once",
+    )
     add("--chunks", type=int, help="of a search (max_num_results); default: the platform's")
 
 
@@ -39,16 +45,16 @@ def run(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     ):
         score, tokens = asyncio.run(_asked(running, documents, given.chunks))
     questions = score.told + score.untold
+    mean = tokens // max(1, questions)
     table = [
-        f"{questions} questions on {len(documents)} documents, prompts of {tokens // questions} "
-        "tokens in the mean",
+        f"{questions} questions on {len(documents)} documents, prompts of {mean} tokens (mean)",
         *score.lines(),
     ]
     return {**asdict(score), "prompt_tokens": tokens}, table
 
 
 async def _asked(
-    running: Any, documents: list[dict[str, Any]], chunks: int | None
+    running: Running, documents: list[dict[str, Any]], chunks: int | None
 ) -> tuple[Score, int]:
     """The score, and all prompts' tokens."""
     score, tokens = Score(), 0
