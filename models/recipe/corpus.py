@@ -18,8 +18,7 @@ LATER = {
 }  # fmt: skip
 MIXED_AT = 0.3
 # How often a set has 1, 2, … 7 passages: at the start, and from `WIDE_AT` of the training on.
-NARROW, WIDE = (4, 6, 1.5, 0.3, 0, 0, 0), (4, 4, 5, 2, 1, 0.4, 0.1)
-BEST_FIRST = 0.55  # a search ranks the one that tells first for seven to nine of ten questions
+NARROW, WIDE = (4, 6, 1.5, 0.3, 0, 0, 0), (4, 3, 2.5, 4, 1, 0.4, 0.1)
 WIDE_AT = 0.4
 NOT_TOLD = (0.05, 0.25)  # shares of the questions, at the start and from `WIDE_AT` on
 # Shares of the passages that are composed of relations, at the start and from `TEXTS_AT` on: these
@@ -27,10 +26,9 @@ NOT_TOLD = (0.05, 0.25)  # shares of the questions, at the start and from `WIDE_
 # words of like meaning that lead to the answer, and only documents teach that.
 RELATIONS = (0.5, 0.25)
 TEXTS_AT = 0.25
-# Of the questions, those over whole documents, two in a passage, as who brings his own may have
-# them, at the start and from `WIDE_AT` on; and how many passages. Prompts are some four times as
-# long as the others then.
-LONG = (0.0, 0.1)
+# Of the questions, those over whole documents, two in a passage, at the start and from `WIDE_AT`
+# on; and how many passages. Prompts are some four times as long as the others then.
+LONG = (0.0, 0.3)
 LONG_COUNTS = (2, 3, 3, 4)
 FACTS = (1, 4)  # the most that a composed passage tells
 RECORDS = 0.6  # of the texts that JSON is filled from
@@ -108,7 +106,6 @@ def looked_up(rng: random.Random, progress: float) -> Conversation:
         rng.choices(range(1, 8), weights)[0],
         told,
         most_facts=round(_between(FACTS, progress, WIDE_AT)),
-        best_first=BEST_FIRST,
         relations=_between(RELATIONS, progress, TEXTS_AT),
     )
 

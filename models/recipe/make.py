@@ -52,10 +52,10 @@ SHAPES = {
 }
 FOLDERS = {"demo": "demo", "draft": "demo-draft"}
 PLANS = {
-    "reader": Plan(120, 1e-4, 4e-4, (0.2, 0.5)),
+    "reader": Plan(100, 1e-4, 4e-4, (0.2, 0.5)),
     "told": Plan(50, 1e-3, 0.0, (0.1, 0.3), decay_from=0.4),
     "saying": Plan(20, 0.0, 1e-3, (0.6, 0.6)),
-    "answers": Plan(150, 1.2e-4, 3.5e-4, (0.6, 0.95), warm_up=40, decay_from=0.35),
+    "answers": Plan(120, 1.2e-4, 3.5e-4, (0.6, 0.95), warm_up=40, decay_from=0.35),
     "settling": Plan(16, 0.0, 2e-4, (0.95, 0.95)),
     "draft": Plan(90, 0.0, 2e-3, (0.1, 1.0)),
 }

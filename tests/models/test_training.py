@@ -312,7 +312,7 @@ def test_the_pointing_head_learns_where_to_look(tokenizer: Tokenizer) -> None:
     assert grad[attention.rows(GOES_ON)].abs().sum() == 0
 
 
-def test_where_heads_look_is_exact_in_a_training_of_less(tokenizer: Tokenizer) -> None:
+def test_where_heads_look_is_exact_in_bfloat16_too(tokenizer: Tokenizer) -> None:
     """Else what they are told moves all layers elsewhere than it says."""
     one = lesson(tokenizer)
     rows = [made for made in (row(tokenizer, c, 4096) for c in looked_up(9)) if made.guide.tells]

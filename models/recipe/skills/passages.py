@@ -25,27 +25,23 @@ def looked_up(
     *,
     most_facts: int = 5,
     relations: float = 0.45,
-    best_first: float = 0.0,
     held_out: bool = False,
 ) -> Conversation:
     """A question over up to `count` passages, which they answer or do not.
 
-    `relations` is how often they are composed of relations rather than taken from documents,
-    `best_first` how often one that answers is first for sure, as a search has it.
+    `relations` is how often they are composed of relations rather than taken from documents.
     """
     if rng.random() < relations:
         question, passages = of_relations.asked(rng, held_out, count, most_facts, told)
     else:
         question, passages = of_documents.asked(rng, held_out, Size(count), told)
-    if best_first and rng.random() < best_first:
-        passages.sort(key=lambda one: not one.tells)
     return conversation(rng, varied(rng, question, documents=True), passages)
 
 
 def looked_up_in_long(
     rng: random.Random, count: int, told: bool, held_out: bool = False
 ) -> Conversation:
-    """A question over up to `count` passages that are as long as the platform's are."""
+    """A question over up to `count` passages of two whole documents each."""
     size = Size(count, whole=0.9, others_whole=0.9, paired=True)
     question, passages = of_documents.asked(rng, held_out, size, told)
     return conversation(rng, varied(rng, question, documents=True), passages)
