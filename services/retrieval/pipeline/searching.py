@@ -14,15 +14,17 @@ from services.common.telemetry.spans import Span
 from services.retrieval import metrics, requests
 from services.retrieval.cache.searches import Embedded
 from services.retrieval.index import attributes
-from services.retrieval.index.points import BOTH, Weights
+from services.retrieval.index.points import BOTH, Found, Weights
+from services.retrieval.index.store import Store
 from services.retrieval.pipeline.judging import check_passages, checked, policy_of
 from services.retrieval.pipeline.parts import Parts
-from services.retrieval.search.passages import passages_of
+from services.retrieval.search.passages import passages_of, unlike
 from services.retrieval.search.ranking import CLOSELY, beside, by_tokens
 from services.retrieval.served_model import ServedModel
 from services.retrieval.token_vectors import few
 
-_FETCHED = 24  # passages at least, by meaning and by words
+_FETCHED = 24  # chunks at least, by meaning and by words
+_MORE, _MOST_FETCHED = 8, 2048  # so many times more where copies fill them, up to so many
 _NO_TOKENS = np.empty((0, 1), np.float32)
 _EMBEDDING_SHARE = 0.5  # of a search's time, at most: the store is to have some, too
 
@@ -89,16 +91,7 @@ async def _looked_up(
         weights = weights._replace(late=0.0)
     with parts.telemetry.span("store", span, kind=parts.calls.kind) as step:
         async with stage("the vector store", "store_slow", within_s):
-            found = await parts.store.search(
-                request.caller.tenant,
-                request.collections,
-                query.vector,
-                request.query,
-                _fetched(request.limit),
-                attributes.condition(request.filter) if request.HasField("filter") else None,
-                weights,
-                CLOSELY if weights.late else 0,
-            )
+            found = await _found(parts.store, request, query, weights)
         by_words = sum(hit.sparse > 0 for hit in found.hits) + len(found.earlier)
         step.set_attributes({"found": len(found.hits), "by_words": by_words})
     with parts.telemetry.span("rank", span) as step:
@@ -113,6 +106,30 @@ async def _looked_up(
     return pb.SearchReply(passages=passages, by_words=by_words_alone, incomplete=found.incomplete)
 
 
+async def _found(
+    store: Store, request: pb.SearchRequest, query: Embedded, weights: Weights
+) -> Found:
+    """More hits than chunks are wanted, for what ranks best by both to be among them; and more yet
+    where copies of one text took the places of so many that too few others are left."""
+    fetched, had = max(_FETCHED, 4 * request.limit), _FETCHED - 1
+    while True:
+        found = await store.search(
+            request.caller.tenant,
+            request.collections,
+            query.vector,
+            request.query,
+            fetched,
+            attributes.condition(request.filter) if request.HasField("filter") else None,
+            weights,
+            CLOSELY if weights.late else 0,
+        )
+        hits = [*found.hits, *found.earlier]
+        no_more = len(hits) <= had or fetched >= _MOST_FETCHED
+        if no_more or len(unlike(hits)) >= request.limit:
+            return found
+        fetched, had = min(_MORE * fetched, _MOST_FETCHED), len(hits)
+
+
 @asynccontextmanager
 async def stage(what: str, reason: str, within_s: float) -> AsyncIterator[None]:
     """One step of a search, which ends in time for another to do without it. Raises UNAVAILABLE."""
@@ -122,11 +139,6 @@ async def stage(what: str, reason: str, within_s: float) -> AsyncIterator[None]:
     except TimeoutError:
         why = f"{what} did not answer within {max(0.0, within_s):.2g} s"
         raise unavailable(why, stage="retrieval", reason=reason) from None
-
-
-def _fetched(limit: int) -> int:
-    """More than are wanted, for what ranks best by both to be among them."""
-    return max(_FETCHED, 4 * limit)
 
 
 def _weights(ranking: pb.Ranking) -> Weights:

@@ -11,30 +11,32 @@ from services.retrieval.index.points import Hit
 
 MAX_PASSAGE_BYTES = 256 * 2**10  # in one answer
 _MOST_JOINED = 4  # chunks in a passage
-_NO_WORD = re.compile(r"\W+")
+# What may differ between copies of a text: marks of a list's entries, and stops behind words. Signs,
+# symbols and marks within words may not: they tell -5 from 5, and a word from another.
+_NO_WORDS = re.compile(r"^\s*[-*•–]\s+|[.,;:!?]+(?=\s|$)", re.MULTILINE)
 
 
 def passages_of(ranked: Sequence[Hit], threshold: float, limit: int) -> list[common_pb2.Passage]:
     """Up to `limit` chunks, the best, each of at least this score (a threshold of 0 is none);
     neighbours among them are one passage, the best passage first.
     """
-    good = [one for one in ranked if not threshold or one.score >= threshold]
-    runs = sorted(_joined(_unlike(good, limit)), key=lambda run: -max(one.score for one in run))
+    good = [one for one in unlike(ranked) if not threshold or one.score >= threshold]
+    runs = sorted(_joined(good[:limit]), key=lambda run: -max(one.score for one in run))
     return _bounded([_passage(run) for run in runs])
 
 
-def _unlike(ranked: Iterable[Hit], limit: int) -> list[Hit]:
-    """Of those that say the same, word for word, the best alone; what differs by a number may be
-    another answer.
+def unlike(ranked: Iterable[Hit]) -> list[Hit]:
+    """Of those that say the same, word for word, the best alone, whatever their documents are
+    called; what differs by a number or a sign may be another answer.
     """
     found: dict[str, Hit] = {}
     for one in ranked:
         found.setdefault(_words(one), one)
-    return list(found.values())[:limit]
+    return list(found.values())
 
 
 def _words(one: Hit) -> str:
-    return _NO_WORD.sub(" ", one.payload["text"]).casefold().strip()
+    return " ".join(_NO_WORDS.sub(" ", one.payload["text"]).casefold().split())
 
 
 def _joined(chunks: Iterable[Hit]) -> list[list[Hit]]:

@@ -84,6 +84,25 @@ def test_of_what_says_the_same_word_for_word_the_best_is_left() -> None:
     assert [one.source_id for one in found] == ["s", "other"]
 
 
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("The cold room has -5 degrees.", "The cold room has 5 degrees."),
+        ("The cold room has -5 degrees.", "The cold room has +5 degrees."),
+        ("The audit: ✅", "The audit: ❌"),
+        ("It costs $100.", "It costs €100."),
+        ("It rose by 10%.", "It rose by 10€."),
+        ("Where x > 3", "Where x < 3"),
+        ("Written in C++.", "Written in C."),
+        ("The name is a.b here", "The name is a-b here"),
+        ("पति का है", "पता की है"),
+    ],
+)
+def test_what_differs_by_a_sign_is_told_both(text: str, other: str) -> None:
+    chunks = [ranked(0.9, 0, 10, 0, text=text), ranked(0.8, 0, 10, 0, source_id="b", text=other)]
+    assert [one.text for one in passages_of(chunks, 0, 9)] == [text, other]
+
+
 def test_the_limit_is_of_chunks_and_the_threshold_of_scores() -> None:
     chunks = [ranked(0.9 - n / 10, 10 * n, 10 * n + 5, 2 * n) for n in range(5)]
     assert [score for _, score in told(chunks, limit=3)] == pytest.approx([0.9, 0.8, 0.7])
