@@ -21,6 +21,7 @@ from services.common.service import Host
 from services.common.telemetry.telemetry import Telemetry
 from services.common.transport import Transport
 from services.common.unary import call
+from services.gateway.stores.retrieval.joining import chunks_of, joined
 from services.retrieval.index import edge_process
 from services.retrieval.pipeline import Parts
 from services.retrieval.server import RetrievalService
@@ -79,7 +80,7 @@ class Served:
                 record=record,
             )  # fmt: skip
         stages = {one.name: one.duration_ns / 1e9 for one in record.spans}
-        return Searched(list(reply.passages), stages)
+        return Searched(joined(chunks_of(reply)), stages)
 
     def store_memory(self) -> int:
         """Bytes that the embedded store's process holds for itself."""

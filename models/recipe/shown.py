@@ -13,6 +13,7 @@ from models.recipe import minilm
 from models.recipe.conversation import Document
 from protos.retrieval_pb2 import Section
 from services.common.config.retrieval import RetrievalSettings
+from services.gateway.stores.retrieval.joining import chunks_of, joined
 from services.retrieval.documents.chunking import chunk
 from services.retrieval.documents.chunks import passage
 from services.retrieval.documents.sections import sections
@@ -46,7 +47,7 @@ class Shelf:
                 section = parts[cut.section].text
                 made.append(
                     {
-                        "collection": "", "source_id": str(number), "revision": 0,
+                        "collection": "shelf", "source_id": str(number), "revision": 0,
                         "position": position, "title": cut.title, "start": cut.start,
                         "end": cut.end, "lead": cut.lead.end - cut.lead.start if cut.lead else 0,
                         "text": passage(section, cut.start, cut.end, cut.lead), "attributes": {},
@@ -59,5 +60,5 @@ class Shelf:
         likes = self.meanings @ minilm.encode([question])[0]
         order = torch.argsort(likes, descending=True)[:20].tolist()
         hits = [Hit(self.payloads[i], float(likes[i]), float(likes[i]), 0.0) for i in order]
-        found = passages_of(hits, 0.0, RetrievalSettings().top_k)
+        found = joined(chunks_of(passages_of(hits, 0.0, RetrievalSettings().top_k)))
         return [(int(one.source_id), {"title": one.title, "text": one.text}) for one in found]

@@ -19,6 +19,7 @@ from services.gateway.runs.records import Journal
 from services.gateway.runs.reranking import Reranking
 from services.gateway.runs.rewriting.asking import whole_question
 from services.gateway.stores.retrieval.client import is_outage
+from services.gateway.stores.retrieval.joining import chunks_of, joined
 from services.gateway.stores.retrieval.searching import (
     fused,
     model_warnings,
@@ -75,7 +76,8 @@ async def retrieve(
             return
         found = [(request, reply)]
         await reranking.rank(principal, metered, found, searching, journal.below)
-        searching.set_attribute("passages", len(reply.passages))
+        passages = joined(chunks_of(reply))
+        searching.set_attributes({"chunks": len(reply.passages), "passages": len(passages)})
     prompt.search = Searched(
         query=query.text,
         rewritten=query.by,
@@ -88,15 +90,15 @@ async def retrieve(
     if reply.stale:
         warnings.append(stale_warning(reply.age_s))
     warnings.extend(model_warnings([reply]))
-    best = reply.passages[0].score if reply.passages else 0.0
+    best = passages[0].score if passages else 0.0
     told = {"age_s": reply.age_s} if reply.age_s else {}
     how = "stale" if reply.stale else "told again" if reply.age_s else "searched"
-    journal.decide("retrieval", how, passages=len(reply.passages), best_score=best, **told)
+    journal.decide("retrieval", how, passages=len(passages), best_score=best, **told)
     if reranking.by:
         journal.decide("passages", "reranked", model=reranking.by)
     elif reranking.failed:
         journal.decide("passages", "left", model=reranking.model, why=reranking.failed)
-    prompt.request.chat.passages.extend(reply.passages)
+    prompt.request.chat.passages.extend(passages)
 
 
 async def _search(

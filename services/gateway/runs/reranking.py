@@ -6,7 +6,6 @@ ledger under its own line. What the model does not say in time stays as the sear
 
 import asyncio
 from collections.abc import Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import grpc
@@ -25,6 +24,7 @@ from services.gateway.parts import Gateway
 from services.gateway.runs.asked_model import asked_model
 from services.gateway.runs.known_scores import key_of
 from services.gateway.runs.numbers import Numbers, by_model
+from services.gateway.stores.retrieval.joining import chunks_of, put
 
 ROUTE = "rerank"  # in the ledger
 _BYTES_PER_TOKEN = 3  # at least, of most texts: what has fewer may be too long, and is not ranked
@@ -164,10 +164,8 @@ def _pool(pairs: Sequence[Pair], window: int) -> Pool:
 
 
 def _cut(request: SearchRequest, reply: SearchReply, *, in_order: bool) -> None:
-    least, best = request.score_threshold, list(reply.passages)
+    least, best = request.score_threshold, chunks_of(reply)
     if not in_order:
-        best.sort(key=lambda passage: -passage.score)
-    good = (passage for passage in best if not least or passage.score >= least)
-    told = list(islice(good, request.limit))
-    del reply.passages[:]
-    reply.passages.extend(told)
+        best.sort(key=lambda chunk: -chunk.passage.score)
+    good = [chunk for chunk in best if not least or chunk.passage.score >= least]
+    put(good[: request.limit], reply)

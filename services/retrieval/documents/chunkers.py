@@ -220,7 +220,8 @@ def _read(answer: bytes, sections: Sequence[pb.Section]) -> CutDocument:
     if reply.HasField("refused"):
         raise _refusal(reply.refused)
     texts = [section.text for section in sections]
-    begins = [0, *itertools.accumulate(map(len, texts))]
+    # A character between, so that what goes on within a section alone does so without a gap.
+    begins = [0, *itertools.accumulate(len(text) + 1 for text in texts)]
     chunks = [_chunk(one, texts[one.section], begins[one.section]) for one in reply.chunks]
     ids = [array("I", one.ids) for one in reply.chunks]  # as lists they take nine times as much
     return CutDocument(chunks, ids, sum(one.ids_cut > 0 for one in reply.chunks))

@@ -6,16 +6,13 @@ passage is far better than the next (decision 0051). It is done where the passag
 what two searches find nothing else is ever read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from services.retrieval.index.points import Question
 
-# Of as many as one way fetches. What lies deeper is only ever joined to what is beside it: with 1.4
-# the first passage is the same for 98 % of the made set's questions, with 1.0 for 88 %.
-_TOLD = 1.4
-# Are read whatever is beside them; the first passage is the same for 99.8 %, and no recall another.
+# Of as many as one way fetches, and at least, are read. The first passage is the same for 99.8 % of
+# the made set's questions as where all are, and no recall another.
 _READ, _LEAST_READ = 0.6, 24
 
 
@@ -47,23 +44,4 @@ def fused(
             score = (by_meaning * max(0.0, cosine) + by_words * words / best) / whole
             places.append(Place(point, score, cosine, words))
     best_first = sorted(places, key=lambda place: place.score, reverse=True)
-    return best_first[: round(_TOLD * question.limit)]
-
-
-def worth_reading(places: Sequence[Place], question: Question) -> list[Place]:
-    """Of `fused` ones, best first: the best, and those that go on where one of these begins or
-    ends, of which they may become a part. Whose ids do not tell what is beside them (draft.py), as
-    those of versions before, are read if they are among the best.
-    """
-    count = max(_LEAST_READ, round(_READ * question.limit))
-    read, rest = [*places[:count]], {_number(place): place for place in places[count:]}
-    for place in read:  # which grows
-        number = _number(place) if rest else 0
-        beside = (rest.pop(number + step, None) for step in (-1, 1))
-        read += (other for other in beside if other is not None)
-    return sorted(read, key=lambda place: place.score, reverse=True)
-
-
-def _number(place: Place) -> int:
-    id = place.id if isinstance(place.id, UUID) else UUID(place.id)
-    return id.int
+    return best_first[: max(_LEAST_READ, round(_READ * question.limit))]

@@ -16,7 +16,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from services.retrieval.index.conditions import as_filter
-from services.retrieval.index.fusing import Place, fused, worth_reading
+from services.retrieval.index.fusing import Place, fused
 from services.retrieval.index.layout import Layout
 from services.retrieval.index.points import (
     BOTH,
@@ -240,7 +240,7 @@ def _found(client: QdrantClient, name: str, question: Question) -> list[Hit]:
             if isinstance(hit.vector, dict) and question.dense is not None:
                 cosine = np.asarray(hit.vector[DENSE], np.float32) @ question.dense
                 found[DENSE].setdefault(hit.id, float(cosine))
-    places = worth_reading(fused(found[DENSE], found[SPARSE], question), question)
+    places = fused(found[DENSE], found[SPARSE], question)
     return _read(client, name, places, question.closely)
 
 

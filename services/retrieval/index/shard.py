@@ -14,7 +14,7 @@ import numpy as np
 import qdrant_edge as library
 
 from services.retrieval.index.conditions import as_filter
-from services.retrieval.index.fusing import Place, fused, worth_reading
+from services.retrieval.index.fusing import Place, fused
 from services.retrieval.index.layout import Layout
 from services.retrieval.index.points import (
     DENSE,
@@ -66,7 +66,7 @@ class Shard:
         by_words_alone = {*found[SPARSE]} - {*found[DENSE]}
         if question.dense is not None and by_words_alone:
             found[DENSE] |= self._cosines(question.dense, by_words_alone)
-        places = worth_reading(fused(found[DENSE], found[SPARSE], question), question)
+        places = fused(found[DENSE], found[SPARSE], question)
         return self._read(places, question.closely)
 
     def _cosines(self, vector: np.ndarray, ids: set[Any]) -> dict[Any, float]:

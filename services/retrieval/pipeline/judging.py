@@ -5,7 +5,6 @@ from itertools import islice
 
 import numpy as np
 
-from protos import common_pb2
 from protos import retrieval_pb2 as pb
 from services.common.errors import PenstockError, invalid, unavailable
 from services.common.policy import Policy, Subject
@@ -65,17 +64,19 @@ async def checked(
 
 
 async def check_passages(
-    parts: Parts, policy: Policy, tenant: str, passages: list[common_pb2.Passage], span: Span
+    parts: Parts, policy: Policy, tenant: str, reply: pb.SearchReply, span: Span
 ) -> None:
-    """Title and text of each as the policy lets them be."""
-    fields = [(passage, name) for passage in passages for name in ("title", "text")]
+    """Title and text of each passage as the policy lets them be."""
+    fields = [(passage, name) for passage in reply.passages for name in ("title", "text")]
     subjects = [
         Subject(f"data[{number // 2}]", "retrieved", getattr(passage, name))
         for number, (passage, name) in enumerate(fields)
     ]
     told = await checked(parts, policy, tenant, subjects, span)
-    for (passage, name), text in zip(fields, told, strict=True):
-        setattr(passage, name, text)
+    for number, ((passage, name), text) in enumerate(zip(fields, told, strict=True)):
+        if text != getattr(passage, name):
+            setattr(passage, name, text)
+            reply.stretches[number // 2].Clear()  # characters stand elsewhere now
 
 
 async def check_document(

@@ -50,7 +50,7 @@ async def search(
         span,
     )
     if request.judged and policy.texts.has("retrieved"):
-        await check_passages(parts, policy, tenant, [*reply.passages], span)
+        await check_passages(parts, policy, tenant, reply, span)
     metrics.SEARCH_PASSAGES.observe(len(reply.passages))
     return reply
 
@@ -97,13 +97,14 @@ async def _looked_up(
     with parts.telemetry.span("rank", span) as step:
         near = by_tokens(found.hits, query.late, weights) if weights.late else found.hits
         ranked = beside(near, found.earlier)
-        passages = passages_of(ranked, request.score_threshold, request.limit)
+        reply = passages_of(ranked, request.score_threshold, request.limit)
         late = sum(one.late is not None for one in ranked)
-        step.set_attributes({"by_tokens": late, "passages": len(passages)})
-        if passages:
-            step.set_attribute("best_score", round(passages[0].score, 4))
-    by_words_alone = sorted({hit.payload["collection"] for hit in found.earlier})
-    return pb.SearchReply(passages=passages, by_words=by_words_alone, incomplete=found.incomplete)
+        step.set_attributes({"by_tokens": late, "passages": len(reply.passages)})
+        if reply.passages:
+            step.set_attribute("best_score", round(reply.passages[0].score, 4))
+    reply.by_words.extend(sorted({hit.payload["collection"] for hit in found.earlier}))
+    reply.incomplete = found.incomplete
+    return reply
 
 
 async def _found(
@@ -125,7 +126,7 @@ async def _found(
         )
         hits = [*found.hits, *found.earlier]
         no_more = len(hits) <= had or fetched >= _MOST_FETCHED
-        if no_more or len(unlike(hits)) >= request.limit:
+        if no_more or len(unlike(hits, request.limit)) == request.limit:
             return found
         fetched, had = min(_MORE * fetched, _MOST_FETCHED), len(hits)
 

@@ -121,6 +121,24 @@ async def test_its_score_is_what_a_threshold_is_of(parts):
     assert in_prompt(parts) == [("t1", 0.75)]
 
 
+@pytest.mark.parametrize("late", [False, True])
+async def test_neighbours_are_joined_when_it_is_known_which_chunks_are_told(parts, late):
+    """So a limit is of chunks, and a threshold of each, with the model's word and without it."""
+    parts.retrieval.reply = found("w", "x", "y", "z")
+    for number, passage in enumerate(parts.retrieval.reply.passages):
+        passage.title, passage.position = "t", number
+        parts.retrieval.reply.stretches.add(collection="c", start=2 * number, end=2 * number + 1)
+    if late:
+        parts.settings.retrieval.reranking_timeout_s = 0.05
+        asks(parts, lambda opened: None)
+    else:
+        asks(parts, scores(0.1, 0.9, 0.8, 0.85))
+    await served(parts, Front(searching(max_passages=2, score_threshold=0.75)))
+    chat = parts.tokenizers.opened[-1].request.chat
+    told = [(one.text, round(one.score, 4)) for one in chat.passages][1:]
+    assert told == ([("w\nx", 0.9)] if late else [("x", 0.9), ("z", 0.85)])
+
+
 async def test_as_many_are_ranked_as_are_asked_for(parts):
     parts.settings.retrieval.reranking_passages = 2
     await served(parts, Front(searching(max_passages=7)))

@@ -37,8 +37,12 @@ async def test_what_a_client_gets_is_as_the_policy_lets_it_be(parts: Parts) -> N
         return [Passage(title="T"), Passage(title=f"no. {CARD}", text=f"It is {CARD}.")]
 
     parts.found = found()
-    (_, second) = (await parts.run("search", search("x", judged=True))).passages
+    reply = await parts.run("search", search("x", judged=True))
+    (_, second) = reply.passages
     assert (second.title, second.text) == ("no. [CARD]", "It is [CARD].")
+    assert [one.collection for one in reply.stretches] == ["a", ""], (
+        "characters stand elsewhere now"
+    )
     parts.found = found()
     reply = await parts.run("search", search("x"))
     as_found = [(one.title, one.text, 0) for one in found()]

@@ -132,12 +132,12 @@ class Parts:
             self.tenants.append((f"store {name}", tenant))
             self.stored.append(given)
             draft = Draft("acme", "c", "s", "d", 7, {}, self.stored_before, False)
-            return {"search": self._hits(), "remove": 7, "draft": draft}.get(name)
+            return {"search": self._hits(*given[3:4]), "remove": 7, "draft": draft}.get(name)
 
         return call
 
-    def _hits(self) -> Found:
-        each = enumerate(self.found)
+    def _hits(self, limit: int = 99) -> Found:
+        each = enumerate(self.found[:limit])
         earlier = [Hit(_payload(one, 99), 7.0, 0.0, 7.0) for one in self.of_earlier_models]
         found = [Hit(_payload(one, n), one.score, one.score, 0.0) for n, one in each]
         return Found(found, earlier, self.unreadable)
@@ -191,6 +191,8 @@ def _payload(passage: Passage, number: int) -> dict[str, Any]:
         "source_id": f"s{number}",
         "revision": 1,
         "position": 0,
+        "start": 0,
+        "end": len(passage.text),
     }
 
 
@@ -242,6 +244,25 @@ async def test_a_search_is_its_tenant_s_from_the_question_to_the_store(parts: Pa
     request.ClearField("ranking")
     await parts.run("search", request)
     assert parts.stored[-1][-2:] == ((1.0, 0.3, 1.0), 24), "the tokens of so many, to be ranked by"
+
+
+async def test_where_copies_fill_a_search_it_looks_further(parts: Parts) -> None:
+    request = pb.SearchRequest(caller=ME, collections=["a"], query="abc", limit=3)
+
+    async def found() -> list[str]:
+        parts.stored.clear()
+        return [one.text for one in (await parts.run("search", request)).passages]
+
+    copies = [Passage(text="Copy.", score=0.9)] * 60
+    parts.found = [*copies, *(Passage(text=f"own {n}", score=0.1) for n in range(9))]
+    assert await found() == ["Copy.", "own 0", "own 1"]
+    assert [asked[3] for asked in parts.stored] == [24, 192]
+    parts.found = copies
+    assert await found() == ["Copy."]
+    assert [asked[3] for asked in parts.stored] == [24, 192, 1536], "until no more come"
+    parts.found = copies[:23]
+    assert await found() == ["Copy."]
+    assert len(parts.stored) == 1, "all there is"
 
 
 async def test_of_a_long_question_no_more_is_looked_up_than_is_read(parts: Parts) -> None:

@@ -13,6 +13,7 @@ from services.gateway.parts import Gateway
 from services.gateway.runs.questions import Questions
 from services.gateway.runs.reranking import Reranking
 from services.gateway.stores.retrieval.client import RetrievalClient
+from services.gateway.stores.retrieval.joining import best_of, chunks_of, joined, put
 
 
 def searched_by(retrieval: RetrievalClient, chosen: str) -> tuple[str, str]:
@@ -30,7 +31,7 @@ class Search(NamedTuple):
 
     store: str  # its id
     queries: Sequence[str]
-    limit: int  # chunks of each search, and passages of them all
+    limit: int  # chunks, of all queries together
     threshold: float  # 0 to 1; of passages with a lower score none
     filter: Filter | None = None
     ranking: Ranking | None = None
@@ -104,7 +105,7 @@ async def search(
         *model_warnings(replies),
     ]
     return Found(
-        _best([reply.passages for reply in replies], asked.limit),
+        joined(best_of(replies, asked.limit)),
         "; ".join(filter(None, warnings)),
         used.prompt_tokens,
         metered.cost,
@@ -129,14 +130,13 @@ def model_warnings(replies: Sequence[SearchReply]) -> Iterator[str]:
 
 
 def fused(replies: Sequence[SearchReply], limit: int) -> SearchReply:
-    """Searches by several embedding models as one. Their scores are of several kinds, so passages
+    """Searches by several embedding models as one. Their scores are of several kinds, so chunks
     come in turns, each model's best first."""
     if len(replies) == 1:
         return replies[0]
-    ranked = [(rank, one) for reply in replies for rank, one in enumerate(reply.passages)]
+    ranked = [(rank, one) for reply in replies for rank, one in enumerate(chunks_of(reply))]
     ranked.sort(key=lambda placed: placed[0])
-    return SearchReply(
-        passages=[one for _, one in ranked[:limit]],
+    made = SearchReply(
         tokens=sum(reply.tokens for reply in replies),
         by_words={store for reply in replies for store in reply.by_words},
         age_s=max(reply.age_s for reply in replies),
@@ -144,6 +144,8 @@ def fused(replies: Sequence[SearchReply], limit: int) -> SearchReply:
         cached=all(reply.cached for reply in replies),
         incomplete=any(reply.incomplete for reply in replies),
     )
+    put((chunk for _, chunk in ranked[:limit]), made)
+    return made
 
 
 def usage_of(replies: Iterable[SearchReply]) -> Usage:
@@ -155,15 +157,3 @@ def usage_of(replies: Iterable[SearchReply]) -> Usage:
 
 def stale_warning(age_s: float) -> str:
     return f"the vector stores are away: passages are of a search {max(1, round(age_s))} s ago"
-
-
-def _best(found: Sequence[Sequence[Passage]], limit: int) -> Sequence[Passage]:
-    """What any of the queries found, each passage once, by the query that it answers best."""
-    if len(found) == 1:
-        return found[0]
-    best: dict[tuple[str, int], Passage] = {}
-    for passage in (passage for passages in found for passage in passages):
-        place = (passage.source_id, passage.position)
-        if place not in best or passage.score > best[place].score:
-            best[place] = passage
-    return sorted(best.values(), key=lambda passage: -passage.score)[:limit]
