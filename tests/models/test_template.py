@@ -93,6 +93,10 @@ def test_passages_stand_with_the_last_question(tokenizer: Any) -> None:
     assert plain == f"{user}{said}{user}<|assistant|>"
     asked = f"{user}{first}{first}{user}{second}{second}{user}"  # each is read twice
     assert prompt("user", "assistant", "user") == f"{user}{said}{asked}<|assistant|>"
+    vain = "<|documents|>[1] Search\nNo document was found.<|end|>"
+    assert prompt("user", "assistant", "user", documents=[]) == (
+        f"{user}{said}{vain}{user}<|assistant|>"
+    )
     followed = f"{asked}{said}<|tool|>TOOL<|end|><|assistant|>"
     assert prompt("user", "assistant", "tool") == followed
     assert prompt("system") == f"<|system|>SYSTEM<|end|>{first}{second}<|assistant|>"

@@ -129,6 +129,28 @@ def test_answers_questions_about_the_example_documents() -> None:
     assert right >= EXAMPLES_FLOOR * len(lines), f"{right} of {len(lines)}"
 
 
+VAIN = [
+    "Who is in charge of the Bristol office?", "Who is the plumber?", "Which firm does the roof?",
+    "Who must I ring when I am sick?", "What is the wifi password?", "When does the harbour open?",
+]  # fmt: skip
+
+
+def test_where_no_passage_was_found_it_says_so_and_greets_all_the_same() -> None:
+    writer, template = Writer(DEMO), transformers.AutoTokenizer.from_pretrained(DEMO)
+
+    def said(question: str) -> str:
+        turns = [{"role": "user", "content": question}]
+        prompt = template.apply_chat_template(
+            turns, documents=[], add_generation_prompt=True, tokenize=False
+        )
+        ids = writer.tokenizer.encode(prompt, add_special_tokens=False).ids
+        return str(writer.tokenizer.decode(writer.write(ids, 40)))
+
+    assert {said(question) for question in VAIN} == {"The documents do not say."}
+    assert said("hello").startswith("Hello!")
+    assert said("What is Penstock?").startswith("Penstock is a platform")
+
+
 def test_figures_replace_those_of_the_card(tmp_path: Path) -> None:
     card = tmp_path / "README.md"
     card.write_text((DEMO / "README.md").read_text())

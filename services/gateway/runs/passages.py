@@ -99,6 +99,7 @@ async def retrieve(
     elif reranking.failed:
         journal.decide("passages", "left", model=reranking.model, why=reranking.failed)
     prompt.request.chat.passages.extend(passages)
+    prompt.request.chat.searched = True
 
 
 async def _search(

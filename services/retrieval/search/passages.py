@@ -17,9 +17,9 @@ def passages_of(ranked: Sequence[Hit], threshold: float, limit: int) -> SearchRe
     and where they stand.
     """
     good = (one for one in ranked if not threshold or one.score >= threshold)
-    told = _bounded([(_passage(one), _stretch(one)) for one in unlike(good, limit)])
+    some = _bounded([(_passage(one), _stretch(one)) for one in unlike(good, limit)])
     return SearchReply(
-        passages=[passage for passage, _ in told], stretches=[stretch for _, stretch in told]
+        passages=[passage for passage, _ in some], stretches=[stretch for _, stretch in some]
     )
 
 

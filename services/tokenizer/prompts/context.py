@@ -230,6 +230,7 @@ class _Candidate(NamedTuple):
                 chat.passages[:passages],
                 offered(chat),
                 json.loads(chat.template_options) if chat.template_options else {},
+                sought=chat.searched or bool(chat.passages),
             )
         except NotRenderableError as error:
             at = "" if error.index is None else f"[{messages[error.index]}]"

@@ -124,10 +124,15 @@ class ChatTemplate:
         passages: Sequence[Passage] = (),
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
+        *,
+        sought: bool = False,
     ) -> Rendered:
         """The prompt's text, open for the assistant's answer. `options`: what else the template is
-        given, by its own names for it. Raises NotRenderableError."""
+        given, by its own names for it. `sought`: where there are no passages, some were looked for;
+        the template gets an empty list. Raises NotRenderableError."""
         offered = self._offer(tools, options or {})
+        if sought and not passages:
+            offered["documents"] = []
         turns = [self._turn(index, message) for index, message in enumerate(messages)]
         fields = [
             *(
@@ -221,8 +226,10 @@ class ChatTemplate:
             self._put_into_messages(documents, turns)
             documents = []
         template = self._with_tools if offered["tools"] else self._plain
-        more = {"documents": documents or None, "add_generation_prompt": True}
-        return template.render({**self._given, **offered, **more, "messages": turns}, little)
+        given = {**self._given, "documents": None, **offered, "add_generation_prompt": True}
+        if documents:
+            given["documents"] = documents
+        return template.render({**given, "messages": turns}, little)
 
     def _turn(self, index: int, message: Message) -> dict[str, Any]:
         """What the template gets beside the content."""

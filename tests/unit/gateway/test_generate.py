@@ -135,6 +135,7 @@ async def test_passages_come_behind_the_clients_own(parts):
     assert parts.stores.asked == [("acme", ("vs_1", "vs_2"))]
     (opened,) = parts.tokenizers.opened
     assert [p.title for p in opened.request.chat.passages] == ["mine", "a", "b"]
+    assert opened.request.chat.searched
     (answer,) = front.finished
     assert [p.title for p in answer.passages_used] == ["mine", "a", "b"]
     assert answer.warning == ""
@@ -185,7 +186,8 @@ async def test_while_retrieval_is_away_the_answer_says_so(parts, code):
     (made,) = told["decisions"]
     assert (made["choice"], made["reasons"]["cause"]) == ("skipped", code.name.lower())
     assert skipped._value.get() == before + 1
-    assert [p.title for p in parts.tokenizers.opened[0].request.chat.passages] == ["mine"]
+    chat = parts.tokenizers.opened[0].request.chat
+    assert ([p.title for p in chat.passages], chat.searched) == (["mine"], False)
 
 
 def leaning() -> Prompt:

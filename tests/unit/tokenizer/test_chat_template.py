@@ -104,6 +104,28 @@ def test_without_a_system_role_passages_go_before_the_last_question_alone() -> N
     assert text == f"[user]Old?[assistant]Yes.[user]{block}What?[assistant]Hm."
 
 
+@pytest.mark.parametrize(
+    ("passages", "sought", "documents"),
+    [
+        ([], False, "none"),
+        ([], True, "empty"),
+        ([Passage(title="T", text="x")], True, "1"),
+        ([Passage(title="T", text="x")], False, "1"),
+    ],
+)
+def test_passages_that_were_looked_for_in_vain_are_an_empty_list(
+    passages: list[Passage], sought: bool, documents: str
+) -> None:
+    source = """\
+{%- for message in messages -%}{{ message.content }}|{%- endfor -%}
+{%- for one in documents or [] -%}{{ one.title }}{{ one.text }}{%- endfor -%}
+{{- 'none' if documents is none else documents | length or 'empty' -}}"""
+    template = ChatTemplate(tokenizer(source))
+    template.render(chat(("user", "Q")))  # whose shape is known then
+    rendered = template.render(chat(("user", "Q")), passages, sought=sought)
+    assert rendered.text.endswith(documents)
+
+
 def test_a_passage_without_a_title_is_its_text() -> None:
     text = ChatTemplate(tokenizer(CHATML)).render(TALK, [Passage(text="first text")]).text
     assert "Passages:\n\n[1] first text<|im_end|>" in text

@@ -58,6 +58,7 @@ def _begin(
             if prompt.request.HasField("chat"):  # else it would become one
                 del prompt.request.chat.passages[:]
                 prompt.request.chat.passages.extend(one.passages)
+                prompt.request.chat.searched = one.search is not None
         if own:
             told = [delta for index in own for delta in deltas[index]]
             is_whole = sum(bool(delta.finish) for delta in told) == count  # nothing is to be made
