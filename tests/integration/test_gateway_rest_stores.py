@@ -374,6 +374,10 @@ async def test_a_search(rig):
             {"query": "x", **ranked(hybrid_search={"embedding_weight": 0, "text_weight": 0})},
             "ranking_options.hybrid_search",
         ),
+        (
+            {"query": "x", **ranked(ranker="none", hybrid_search=weights)},
+            "ranking_options.hybrid_search",
+        ),
         ({"query": "x", "filters": {"type": "eq"}}, "filters.key"),
         ({"query": "x", "rewrite_query": "x"}, "rewrite_query"),
     ):

@@ -282,6 +282,15 @@ def test_what_a_model_says_itself_is_told_alone():
         validated(RankingOptions, {"hybrid_search": weights})
 
 
+def test_weights_are_refused_where_they_count_for_nothing() -> None:
+    weights = {"embedding_weight": 1, "text_weight": 1}
+    with pytest.raises(PenstockError) as refused:
+        validated(RankingOptions, {"ranker": "none", "hybrid_search": weights})
+    assert refused.value.param == "hybrid_search"
+    for one in ({"ranker": "none"}, {"ranker": "auto", "hybrid_search": weights}):
+        validated(RankingOptions, one)
+
+
 def test_a_passages_place_is_told_where_it_has_one():
     paged = Passage(title="a.pdf", pages=Range(first=2, last=3))
     assert place(paged) == {"pages": {"first": 2, "last": 3}}
