@@ -139,11 +139,13 @@ async def test_it_is_put_together_by_one_call_at_a_time(
         most = max(most, under_way)
         if under_way == 2:
             two.set()
-        await asyncio.wait_for(two.wait(), 20)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        await put(key, content)
-        under_way -= 1
+        try:
+            await asyncio.wait_for(two.wait(), 20)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            await put(key, content)
+        finally:
+            under_way -= 1
 
     monkeypatch.setattr(bed.blobs, "put", slow)
     wrong = [bed.uploads.complete("t", upload.id, [parts[upload.id]], "0" * 32) for _ in range(5)]
