@@ -166,6 +166,12 @@ class Tenant:
             None,
         ),
         (
+            {"files": {"file": ("\x1b]0;a.txt", b"x")}, "data": PURPOSE},
+            400,
+            "invalid_argument",
+            "file",
+        ),
+        (
             {"files": {"file": ("a.txt", b"x")}, "data": {f"f{n}": "1" for n in range(9)}},
             400,
             "invalid_form",

@@ -261,6 +261,9 @@ def test_a_citation_names_the_document_without_its_headings():
     nested = Passage(title="guide.md › Harbour › Hours", source_id="file-1")
     assert filename(nested) == "guide.md"
     assert filename(Passage(title="a > b")) == "a > b"
+    assert filename(Passage(title="a › b")) == "a › b", "the client's own has no headings"
+    own = Passage(title="Policy ›› 2026.txt › Hours", source_id="file-2")
+    assert filename(own) == "Policy › 2026.txt"
     (cited,) = annotations("at six [1]", [nested])
     assert cited == {
         "type": "file_citation",

@@ -207,6 +207,11 @@ async def test_what_is_wrong_with_parts_is_named(bed: Bed) -> None:
     [
         ({"filename": ""}, "", "filename"),
         ({"filename": "x" * 256}, "", "filename"),
+        ({"filename": "a\n[2] b\nText.txt"}, "", "filename"),
+        ({"filename": "a\x00b.txt"}, "", "filename"),
+        ({"filename": "\x1b]0;a.txt"}, "", "filename"),
+        ({"filename": "a\x85b.txt"}, "", "filename"),
+        ({"filename": "a\u2028b.txt"}, "", "filename"),
         ({"purpose": "batch"}, "unsupported_file", "filename"),
         ({"size": 81}, "file_too_large", "bytes"),
         ({"size": 41, "purpose": "batch", "filename": "a.jsonl"}, "file_too_large", "bytes"),
