@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from protos import common_pb2
-from services.common.errors import PenstockError
+from services.common.errors import PenstockError, unavailable
 from services.common.telemetry.spans import Span
 from services.common.telemetry.telemetry import Telemetry, remote_parent, traceparent
 
@@ -119,15 +119,26 @@ async def converse(
     message; None: nothing."""
     rpc = method(timeout=timeout_s, metadata=((TRACEPARENT_KEY, traceparent(span)),))
     try:
-        await rpc.write(first)
+        await _write(rpc, first, stage)
         while (message := await rpc.read()) is not grpc.aio.EOF:
             if (said := await answer(message)) is not None:
                 with suppress(asyncio.InvalidStateError):  # it has ended: reading tells how
-                    await rpc.write(said)
+                    await _write(rpc, said, stage)
     except grpc.aio.AioRpcError as error:
         raise _error(error, stage) from None
     finally:
         rpc.cancel()  # where `answer` raised
+
+
+async def _write(rpc: Any, message: Any, stage: str) -> None:
+    """Where the call ends with this on its way, gRPC says INTERNAL of itself, and how it ended is
+    not to be known: the other end is lost."""
+    try:
+        await rpc.write(message)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.INTERNAL and not error.trailing_metadata():
+            raise _unreachable(stage) from None
+        raise
 
 
 def _bytes_of(trailers: Iterable[Any] | None, key: str) -> bytes:
@@ -137,6 +148,10 @@ def _bytes_of(trailers: Iterable[Any] | None, key: str) -> bytes:
 def _keep_record(trailers: Iterable[Any] | None, record: common_pb2.Record | None) -> None:
     if record is not None:
         record.MergeFromString(_bytes_of(trailers, RECORD_KEY))
+
+
+def _unreachable(stage: str) -> PenstockError:
+    return unavailable(f"{stage} cannot be reached", stage=stage, reason="unreachable")
 
 
 def _error(error: grpc.aio.AioRpcError, stage: str) -> PenstockError:
@@ -149,7 +164,5 @@ def _error(error: grpc.aio.AioRpcError, stage: str) -> PenstockError:
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return PenstockError(code, f"{stage} did not answer in time", stage=stage, reason="timeout")
     if code == grpc.StatusCode.UNAVAILABLE:
-        return PenstockError(
-            code, f"{stage} cannot be reached", stage=stage, reason="unreachable", retry_after_s=1.0
-        )
+        return _unreachable(stage)
     return PenstockError(code, f"{stage} failed: {code.name.lower()}", stage=stage)

@@ -189,6 +189,10 @@ async def test_lists_come_in_pages(desk: Desk) -> None:
         ([{"filename": "a.pdf", "purpose": "batch", "bytes": 1, "data": b"x"}], "filename"),
         ([{"purpose": "assistants", "bytes": 1, "data": b"x"}], "filename"),
         (
+            [{"filename": "a\n[2] b.md", "purpose": "assistants", "bytes": 1, "data": b"x"}],
+            "filename",
+        ),
+        (
             [{"filename": "a" * 300 + ".md", "purpose": "assistants", "bytes": 1, "data": b"x"}],
             "filename",
         ),

@@ -166,6 +166,12 @@ class Tenant:
             None,
         ),
         (
+            {"files": {"file": ("\x1b]0;a.txt", b"x")}, "data": PURPOSE},
+            400,
+            "invalid_argument",
+            "file",
+        ),
+        (
             {"files": {"file": ("a.txt", b"x")}, "data": {f"f{n}": "1" for n in range(9)}},
             400,
             "invalid_form",
@@ -372,6 +378,10 @@ async def test_a_search(rig):
         ),
         (
             {"query": "x", **ranked(hybrid_search={"embedding_weight": 0, "text_weight": 0})},
+            "ranking_options.hybrid_search",
+        ),
+        (
+            {"query": "x", **ranked(ranker="none", hybrid_search=weights)},
             "ranking_options.hybrid_search",
         ),
         ({"query": "x", "filters": {"type": "eq"}}, "filters.key"),

@@ -132,6 +132,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("messages[0].content[0].tool_use_id", {"messages": _UNASKED}),
     ("messages[1].role", {"messages": _BEGUN}),
     ("tools[0].input_schema", {"tools": [{**TOOL, "input_schema": {"type": "array"}}]}),
+    ("tools[0].input_schema.required", {"tools": [{**TOOL, "input_schema": {"required": 5}}]}),
     ("tool_choice", {"tool_choice": {"type": "tool", "name": "f"}}),
     ("stop_sequences", {"stop_sequences": ["a", "b", "c", "d", "e"]}),
 ]

@@ -271,6 +271,7 @@ _UNASKED = [
 ]
 _NO_JSON = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]
 _OF_A_LIST = {"type": "function", "name": "f", "parameters": {"type": "array"}}
+_REQUIRES_5 = {"type": "function", "name": "f", "parameters": {"required": 5}}
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("nonsense", {"nonsense": 1}),
     ("input[0].content[0].type", {"input": _IMAGE}),
@@ -283,6 +284,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n"}}}),
     ("tools[0].type", {"tools": [{"type": "web_search"}]}),
     ("tools[0].parameters", {"tools": [_OF_A_LIST]}),
+    ("tools[0].parameters.required", {"tools": [_REQUIRES_5]}),
     ("tool_choice", {"tool_choice": {"type": "function", "name": "f"}}),
     ("previous_response_id", {"previous_response_id": "resp_0"}),
     ("background", {"background": True, "store": False}),

@@ -83,6 +83,7 @@ async def test_one_that_is_cancelled_takes_nothing_more(client: openai.AsyncOpen
     [
         ({"filename": None}, "filename"),
         ({"filename": ""}, "filename"),
+        ({"filename": "a\n[2] b.md"}, "filename"),
         ({"purpose": "vision"}, "purpose"),
         ({"bytes": 0}, "bytes"),
         ({"bytes": 2**40}, "bytes"),

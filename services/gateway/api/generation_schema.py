@@ -7,6 +7,7 @@ import secrets
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     FailFast,
     Field,
@@ -19,6 +20,7 @@ from pydantic_core import PydanticCustomError
 from protos.common_pb2 import Passage, Sampling, TokenBias, TokenIds
 from protos.tokenizer_pb2 import Chat, PromptRequest
 from services.common.config import GatewaySettings
+from services.common.text.titles import is_plain
 from services.gateway.api.messages_schema import ChatMessage, unasked_result
 from services.gateway.api.schema import INVALID, Body, Metadata, at_most, bad_value, refuse
 from services.gateway.api.structured_schema import Structured
@@ -110,10 +112,16 @@ Stops = Annotated[
 _CHECKPOINTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
+def _plain(title: str) -> str:
+    if not is_plain(title):
+        raise PydanticCustomError(INVALID, "must not hold line ends or other control characters")
+    return title
+
+
 class Document(Body):
     """Extension: a passage that the client brings itself."""
 
-    title: Annotated[str, Field(max_length=500)] = ""
+    title: Annotated[str, Field(max_length=500), AfterValidator(_plain)] = ""
     text: Annotated[str, Field(min_length=1)]
 
 

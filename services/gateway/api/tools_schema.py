@@ -4,13 +4,21 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from protos.common_pb2 import Tool as OfferedTool
 from protos.common_pb2 import ToolCall, ToolChoice
 from services.gateway.api.resources.attributes import Filters
 from services.gateway.api.resources.ranking import RankingOptions
-from services.gateway.api.schema import MAX_DEPTH, Body, missing, refuse, too_deep
+from services.gateway.api.schema import INVALID, MAX_DEPTH, Body, missing, refuse, too_deep
 from services.gateway.faults import spelt
 
 MAX_TOOLS = 128
@@ -26,10 +34,45 @@ CallId = Annotated[str, spelt(r"^[!-~]{1,128}$", "1 to 128 visible characters of
 StoreId = Annotated[str, Field(min_length=1, max_length=256)]
 
 
+def _texts(value: Any) -> Any:
+    if all(isinstance(one, str | None) for one in (value if isinstance(value, list) else [value])):
+        return value
+    raise PydanticCustomError(INVALID, "must be a text or a list of texts")
+
+
+def _of_an_object(value: Any) -> Any:
+    """A boolean is a schema, too, and in older drafts a list in `items`."""
+    return None if isinstance(value, bool | list) else value
+
+
+_Within = Annotated["_Schema | None", BeforeValidator(_of_an_object)]
+
+
+class _Schema(BaseModel):
+    """What chat templates read of a JSON schema, and would stumble over. `jsonschema` looks at all
+    of it, in seconds for what a body may hold."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Annotated[Any, AfterValidator(_texts)] = None
+    enum: list[Any] | None = None
+    required: list[str] | None = None
+    properties: dict[str, _Within] | None = None
+    items: _Within = None
+    anyOf: list[_Within] | None = None
+    oneOf: list[_Within] | None = None
+    allOf: list[_Within] | None = None
+
+
+def _sound(schema: dict[str, Any]) -> dict[str, Any]:
+    _Schema.model_validate(schema)
+    return schema
+
+
 class Function(Body):
     name: FunctionName
     description: Annotated[str, Field(max_length=16_384)] | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_sound)] | None = None
     strict: bool | None = Field(None, description="its arguments match the schema")
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from protos.common_pb2 import Passage
 from services.common.text.normal_form import normalized
+from services.common.text.titles import name_in
 
 _MARK = re.compile(r"\[(\d{1,3})\]")
 _INDEXED = re.compile(r"_$|(?<![^\W_])[A-Za-z]$")
@@ -33,12 +34,11 @@ _LIKE: dict[str, str | None] = {
 _AS_COMPARED = str.maketrans(_LIKE)
 _EDGES = " .,;:!?-'()"
 
-_HEADINGS = " › "  # retrieval titles a passage "document › heading › …"
-
 
 def filename(passage: Passage) -> str:
-    """Of the passage's document: its title without the headings above the passage."""
-    return passage.title.split(_HEADINGS, 1)[0]
+    """Of the passage's document: its title without the headings above the passage. What the client
+    brought itself has none: all of its title is its name."""
+    return name_in(passage.title) if passage.source_id else passage.title
 
 
 def place(passage: Passage) -> dict[str, dict[str, int]]:

@@ -207,7 +207,12 @@ class Answer:
 
     @property
     def warning(self) -> str:
-        return "; ".join(self.warnings)
+        plan = self.plan
+        left_out = [*self.warnings]
+        if dropped := plan.passages_dropped:
+            told = f"{dropped} of {dropped + plan.passages_used} passages"
+            left_out.append(f"{told} had no room in the context window")
+        return "; ".join(left_out)
 
     @property
     def passages_used(self) -> list[Passage]:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from tokenizers import Encoding
 
 from protos.retrieval_pb2 import Section
+from services.common.text.titles import titled
 from services.retrieval.documents.chunks import Span
 
 # A token stands for about 4 characters; text that is far denser (one unknown word of 10,000
@@ -148,7 +149,7 @@ def chunk(
         raise ValueError(f"overlap {overlap} must be below the chunk size {limit}")
     for number, section in enumerate(sections):
         one = _Section(section, encode)
-        full_title = " › ".join(part for part in (title, *section.headings) if part)
+        full_title = titled(title, section.headings)
         pieces = list(_pieces(one, limit))
         for first, last, lead in _pack(pieces, one, limit, overlap):
             a, b = _strip(one.text, first, last)

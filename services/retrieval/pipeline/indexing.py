@@ -11,6 +11,7 @@ from protos import retrieval_pb2 as pb
 from services.common.errors import PenstockError, unavailable
 from services.common.policy import Policy
 from services.common.telemetry.spans import Span
+from services.common.text.titles import titled
 from services.retrieval import metrics, requests, token_vectors
 from services.retrieval.documents import loading
 from services.retrieval.documents.chunkers import CutDocument, Loaded
@@ -89,7 +90,8 @@ async def _digest(
 ) -> str:
     """Of all that the document's chunks are made from."""
     versions = loading.VERSION, token_vectors.VERSION
-    made_from = (versions, chunking, parts.model.made_by, policy.digest, request.title)
+    title = titled(request.title, ())
+    made_from = (versions, chunking, parts.model.made_by, policy.digest, title)
     digest = hashlib.sha256(repr(made_from).encode())
     async for piece in blob_of(parts, request.blob):
         digest.update(piece)

@@ -31,6 +31,7 @@ from jinja2 import TemplateError, meta, nodes
 
 from protos.common_pb2 import Message, Passage, Tool, ToolCall
 from services.common.text.content import said, text_of
+from services.common.text.titles import one_line
 from services.tokenizer.templates.bounded_jinja import BUDGET_S, BoundedTemplate, TooMuchError
 from services.tokenizer.templates.breaks import BREAK, Breaks
 from services.tokenizer.templates.control_tokens import answer_tokens, control_tokens
@@ -139,7 +140,11 @@ class ChatTemplate:
                 self._breaks.by_others(said) if m.role == "tool" else said
                 for m, said in zip(messages, map(text_of, messages), strict=True)
             ),
-            *(self._breaks.by_others(said) for one in passages for said in (one.title, one.text)),
+            *(
+                self._breaks.by_others(said)
+                for one in passages
+                for said in (one_line(one.title), one.text)
+            ),
         ]
         shape = self._shape(turns, fields, offered)
         if shape and (written := self._known_writing(shape)) and sum(map(len, fields)) <= _WRITTEN:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from protos import gateway_pb2_grpc
 from protos.gateway_pb2 import ChatRequest
 from protos.retrieval_pb2 import Filter, Ranking
@@ -61,7 +63,19 @@ async def test_a_response_tells_its_search(rig: Rig) -> None:
     assert [item.type for item in skipped.output] == ["message"]
 
 
-async def test_a_chat_searches_as_it_is_told_by_both_ways(rig: Rig) -> None:
+@pytest.mark.parametrize(
+    ("ranking", "told"),
+    [
+        ({"ranker": "none"}, Ranking(ranker=Ranking.NONE)),
+        (
+            {"hybrid_search": {"embedding_weight": 0, "text_weight": 2, "late_weight": 0.5}},
+            Ranking(text_weight=2, late_weight=0.5),
+        ),
+    ],
+)
+async def test_a_chat_searches_as_it_is_told_by_both_ways(
+    rig: Rig, ranking: dict[str, Any], told: Ranking
+) -> None:
     port = await Port.of(rig)
     await port.add("old.md", attributes={"year": 1999})
     filters = {"type": "and", "filters": [{"type": "gte", "key": "year", "value": 1999}]}
@@ -69,29 +83,23 @@ async def test_a_chat_searches_as_it_is_told_by_both_ways(rig: Rig) -> None:
         "type": "file_search",
         "vector_store_ids": [port.id],
         "filters": filters,
-        "ranking_options": {
-            "score_threshold": 0.25,
-            "ranker": "none",
-            "hybrid_search": {"embedding_weight": 0, "text_weight": 2, "late_weight": 0.5},
-        },
+        "ranking_options": {"score_threshold": 0.25, **ranking},
     }
     messages: Any = [{"role": "user", "content": QUESTION}]
-    told = await port.client.chat.completions.create(model=MODEL, messages=messages, tools=[tool])
-    assert len(told.penstock["passages"]) == 1  # type: ignore[attr-defined]
+    answer = await port.client.chat.completions.create(model=MODEL, messages=messages, tools=[tool])
+    assert len(answer.penstock["passages"]) == 1  # type: ignore[attr-defined]
+    search = ChatRequest.FileSearch(score_threshold=0.25, **ranking)
+    search.filters.update(filters)
     request = ChatRequest(
-        model=MODEL, messages=[said("user", QUESTION)], vector_store_ids=[port.id]
+        model=MODEL,
+        messages=[said("user", QUESTION)],
+        vector_store_ids=[port.id],
+        file_search=search,
     )
-    request.file_search.filters.update(filters)
-    request.file_search.score_threshold = 0.25
-    request.file_search.ranker = "none"
-    request.file_search.hybrid_search.embedding_weight = 0
-    request.file_search.hybrid_search.text_weight = 2
-    request.file_search.hybrid_search.late_weight = 0.5
     stub = gateway_pb2_grpc.InferenceStub(await rig.channel())
     own = (("authorization", f"Bearer {rig.key}"),)
     _ = [event async for event in stub.Chat(request, metadata=own)]
     first, second = rig.retrieval.servicer.searches
     assert (first.filter, first.score_threshold) == (second.filter, second.score_threshold)
-    weighed = Ranking(ranker=Ranking.NONE, text_weight=2, late_weight=0.5)
-    assert first.ranking == second.ranking == weighed
+    assert first.ranking == second.ranking == told
     assert first.filter.compound.filters[0].comparison.key == "year"

@@ -86,6 +86,13 @@ async def test_the_same_over_grpc(rig: Rig) -> None:
     assert [one.attributes["town"].text for one in found.passages] == ["Kiel"]
     for field, param in (
         ({"hybrid_search": HybridSearch(text_weight=1)}, "hybrid_search.embedding_weight"),
+        (
+            {
+                "ranker": "none",
+                "hybrid_search": HybridSearch(embedding_weight=1, text_weight=1),
+            },
+            "hybrid_search",
+        ),
         ({"ranker": "best"}, "ranker"),
         ({"score_threshold": 2.0}, "score_threshold"),
     ):

@@ -77,7 +77,7 @@ async def ask(channel: grpc.aio.Channel, kind: str, message: bytes, **options: A
     return b"".join([part async for part in call])
 
 
-async def stranger(
+async def refused_code(
     address: str, kind: str, message: bytes, method: str = "", metadata: Any = ()
 ) -> grpc.StatusCode:
     """What a call is ended with, by gRPC's blocking client: where a message is on its way as its
@@ -114,7 +114,7 @@ async def test_a_call_with_the_secret_is_served(kind: str) -> None:
 )
 async def test_a_stranger_is_refused(kind: str, shown: Any) -> None:
     async with serving() as (address, seen):
-        code = await stranger(address, kind, b"hello", metadata=shown)
+        code = await refused_code(address, kind, b"hello", metadata=shown)
     assert code is grpc.StatusCode.UNAUTHENTICATED
     assert not seen.messages
     assert not seen.metadata
@@ -175,7 +175,7 @@ async def test_strangers_learn_whether_it_is_well_and_nothing_else() -> None:
         assert await refused(watch) is grpc.StatusCode.UNAUTHENTICATED
         ask = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
         method = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
-        code = await stranger(address, "stream_stream", ask, method)
+        code = await refused_code(address, "stream_stream", ask, method)
         assert code is grpc.StatusCode.UNAUTHENTICATED
 
 

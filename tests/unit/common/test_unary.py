@@ -9,7 +9,7 @@ import pytest
 
 from protos import common_pb2, retrieval_pb2, retrieval_pb2_grpc
 from services.common import unary
-from services.common.errors import invalid
+from services.common.errors import PenstockError, invalid
 from services.common.telemetry.telemetry import Telemetry
 from services.common.transport import listen
 from tests.support.transport import TRANSPORT
@@ -97,6 +97,45 @@ async def test_an_unreachable_server_is_named_by_its_stage() -> None:
     assert raised.value.code == grpc.StatusCode.UNAVAILABLE
     assert (raised.value.stage, raised.value.reason) == ("retrieval", "unreachable")
     assert raised.value.retry_after_s > 0, "it may be back soon"
+
+
+class Ended:
+    """A call that is over while a message of ours is on its way."""
+
+    def __init__(self, trailers: Any) -> None:
+        self._trailers = trailers
+
+    async def write(self, message: Any) -> None:
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), self._trailers, "error from Core"
+        )
+
+    def cancel(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("trailers", "code", "reason"),
+    [
+        (grpc.aio.Metadata(), grpc.StatusCode.UNAVAILABLE, "unreachable"),
+        (None, grpc.StatusCode.UNAVAILABLE, "unreachable"),
+        (grpc.aio.Metadata(("theirs", "own")), grpc.StatusCode.INTERNAL, ""),
+    ],
+)
+async def test_a_conversation_that_ends_while_it_is_told_something_is_lost(
+    trailers: Any, code: grpc.StatusCode, reason: str
+) -> None:
+    """gRPC says INTERNAL of itself: what the other end says comes with trailers."""
+
+    async def answer(_: Any) -> Any:
+        raise AssertionError("nothing was read")
+
+    telemetry = Telemetry("gateway", "gateway-1")
+    with telemetry.span("request") as span, pytest.raises(PenstockError) as raised:
+        await unary.converse(
+            lambda **_: Ended(trailers), b"", answer, span=span, timeout_s=5, stage="a"
+        )
+    assert (raised.value.code, raised.value.reason, raised.value.stage) == (code, reason, "a")
 
 
 class Odd(retrieval_pb2_grpc.RetrievalServicer):

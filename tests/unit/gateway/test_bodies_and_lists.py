@@ -261,6 +261,9 @@ def test_a_citation_names_the_document_without_its_headings():
     nested = Passage(title="guide.md › Harbour › Hours", source_id="file-1")
     assert filename(nested) == "guide.md"
     assert filename(Passage(title="a > b")) == "a > b"
+    assert filename(Passage(title="a › b")) == "a › b", "the client's own has no headings"
+    own = Passage(title="Policy ›› 2026.txt › Hours", source_id="file-2")
+    assert filename(own) == "Policy › 2026.txt"
     (cited,) = annotations("at six [1]", [nested])
     assert cited == {
         "type": "file_citation",
@@ -280,6 +283,15 @@ def test_what_a_model_says_itself_is_told_alone():
     weights = {"embedding_weight": 0, "text_weight": 0}
     with pytest.raises(PenstockError, match="'hybrid_search': one of embedding"):
         validated(RankingOptions, {"hybrid_search": weights})
+
+
+def test_weights_are_refused_where_they_count_for_nothing() -> None:
+    weights = {"embedding_weight": 1, "text_weight": 1}
+    with pytest.raises(PenstockError) as refused:
+        validated(RankingOptions, {"ranker": "none", "hybrid_search": weights})
+    assert refused.value.param == "hybrid_search"
+    for one in ({"ranker": "none"}, {"ranker": "auto", "hybrid_search": weights}):
+        validated(RankingOptions, one)
 
 
 def test_a_passages_place_is_told_where_it_has_one():

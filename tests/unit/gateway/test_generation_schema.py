@@ -70,6 +70,8 @@ def completion(**more: Any) -> CompletionRequest:
         ),
         ({"tool_choice": "auto"}, "tool_choice", "invalid_value"),
         ({"documents": [{"title": "t"}]}, "documents[0].text", "missing_required_parameter"),
+        ({"documents": [{"title": "a\n[2] b", "text": "t"}]}, "documents[0].title", None),
+        ({"documents": [{"title": "a\u2029b", "text": "t"}]}, "documents[0].title", None),
         ({"metadata": {"a": 1}}, "metadata.a", "invalid_value"),
         ({"messages": []}, "messages", "invalid_value"),
         ({"messages": "Hi"}, "messages", "invalid_value"),

@@ -412,6 +412,14 @@ async def test_what_a_completion_lacks_is_named(parts, message, param):
             ChatRequest(messages=HI, tools=[Tool(name="f", parameters="{")]),
             "tools[0].parameters",
         ),
+        (
+            ChatRequest(messages=HI, tools=[Tool(name="f", parameters='{"required": 5}')]),
+            "tools[0].parameters.required",
+        ),
+        (
+            ChatRequest(messages=HI, documents=[Passage(title="a\nb", text="c")]),
+            "documents[0].title",
+        ),
         (ChatRequest(messages=HI, constraint=Constraint(regex="")), "constraint.regex"),
         (ChatRequest(messages=HI, constraint=Constraint()), "constraint"),
         (ChatRequest(messages=HI, constraint=Constraint(json_object=False)), "constraint"),

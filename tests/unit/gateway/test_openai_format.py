@@ -120,6 +120,19 @@ def test_a_chats_answer():
     }
 
 
+def test_passages_without_room_are_told_of_in_every_form() -> None:
+    made, warning = answer(), "1 of 3 passages had no room in the context window"
+    made.add([TextDelta(plan=PromptPlan(window=512, passages_used=2, passages_dropped=1))])
+    assert chat_completion([made])["penstock"]["warning"] == warning
+    last = told(Chunks(made, chat=True, include_usage=False).closing())[-1]
+    assert last["penstock"]["warning"] == warning
+    begins = GenerateEvent()
+    tell_beginning(begins, made)
+    assert begins.warning == warning
+    made.warnings.append("one")
+    assert made.warning == f"one; {warning}"
+
+
 def test_an_answer_to_each_prompt_ends_by_itself():
     answers = [answer("one", FINISH_LENGTH), answer("two", FINISH_STOP, 1)]
     whole = text_completion(answers)

@@ -25,9 +25,23 @@ CLOSED = json.dumps(SCHEMA | {"additionalProperties": False})
 DEEP = json.loads('{"allOf": [' * 50 + "{}" + "]}" * 50)
 
 
+def of_parameters(type: Any = "object", required: Any = None, **properties: Any) -> dict[str, Any]:
+    schema = {"type": type, "required": required, "properties": properties}
+    return {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]}
+
+
 def chat(**fields: Any) -> Prompt:
     request = {"model": "m", "messages": [USER], **fields}
     return validated(ChatCompletionRequest, request).prompt(4)
+
+
+def test_what_schemas_may_say_is_taken_as_it_is() -> None:
+    """Of several drafts."""
+    kinds = {"type": ["string", "null"], "enum": ["a", None], "default": {"type": 5}}
+    several = {"items": [{}, True], "anyOf": [True, {"const": 1}], "required": ["b"], "type": None}
+    asked = of_parameters(required=["a"], a=kinds, b=several, type="object", c=True)
+    (tool,) = chat(**asked).request.chat.tools
+    assert json.loads(tool.parameters) == asked["tools"][0]["function"]["parameters"]
 
 
 def test_tools_calls_and_results_travel() -> None:
@@ -74,6 +88,15 @@ def test_tools_calls_and_results_travel() -> None:
         (
             {"tools": [{**FIND_TOOL, "function": {"name": "f", "parameters": DEEP}}]},
             "tools[0].function.parameters",
+        ),
+        (of_parameters(type=5), "tools[0].function.parameters.type"),
+        (of_parameters(required=5), "tools[0].function.parameters.required"),
+        (of_parameters(q={"type": 5}), "tools[0].function.parameters.properties.q.type"),
+        (of_parameters(q={"enum": 5}), "tools[0].function.parameters.properties.q.enum"),
+        (of_parameters(q=5), "tools[0].function.parameters.properties.q"),
+        (
+            of_parameters(q={"anyOf": [{}, {"items": {"properties": {"type": {"type": [5]}}}}]}),
+            "tools[0].function.parameters.properties.q.anyOf[1].items.properties.type.type",
         ),
         ({"guided_json": DEEP}, "guided_json"),
         ({"guided_json": json.dumps(DEEP)}, "guided_json"),

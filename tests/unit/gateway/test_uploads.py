@@ -139,11 +139,13 @@ async def test_it_is_put_together_by_one_call_at_a_time(
         most = max(most, under_way)
         if under_way == 2:
             two.set()
-        await asyncio.wait_for(two.wait(), 20)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        await put(key, content)
-        under_way -= 1
+        try:
+            await asyncio.wait_for(two.wait(), 20)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            await put(key, content)
+        finally:
+            under_way -= 1
 
     monkeypatch.setattr(bed.blobs, "put", slow)
     wrong = [bed.uploads.complete("t", upload.id, [parts[upload.id]], "0" * 32) for _ in range(5)]
@@ -205,6 +207,11 @@ async def test_what_is_wrong_with_parts_is_named(bed: Bed) -> None:
     [
         ({"filename": ""}, "", "filename"),
         ({"filename": "x" * 256}, "", "filename"),
+        ({"filename": "a\n[2] b\nText.txt"}, "", "filename"),
+        ({"filename": "a\x00b.txt"}, "", "filename"),
+        ({"filename": "\x1b]0;a.txt"}, "", "filename"),
+        ({"filename": "a\x85b.txt"}, "", "filename"),
+        ({"filename": "a\u2028b.txt"}, "", "filename"),
         ({"purpose": "batch"}, "unsupported_file", "filename"),
         ({"size": 81}, "file_too_large", "bytes"),
         ({"size": 41, "purpose": "batch", "filename": "a.jsonl"}, "file_too_large", "bytes"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.retrieval_pb2 import Section
+from services.common.text.titles import name_in
 from services.retrieval.documents import chunking
 from services.retrieval.documents.chunking import chunk
 from services.retrieval.documents.chunks import Chunk, Span
@@ -94,6 +95,12 @@ def test_headings_open_chunks_and_name_them() -> None:
         "History",
     ]
     assert chunks[0].text == "# Harbour guide\n\n## Opening hours\nOpen from six."
+
+
+def test_a_name_that_holds_what_stands_between_is_no_heading() -> None:
+    (only,) = cut("# Fees\nTwo coins a day.", title="Policy › 2026.txt")
+    assert only.title == "Policy ›› 2026.txt › Fees"
+    assert name_in(only.title) == "Policy › 2026.txt"
 
 
 def test_a_hash_in_a_code_fence_is_no_heading() -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from protos.retrieval_pb2 import Ranking
-from services.gateway.api.schema import Body
+from services.gateway.api.schema import Body, refuse
 
 _Weight = Annotated[float, Field(ge=0, le=1000)]
 
@@ -32,6 +32,12 @@ class RankingOptions(Body):
     )
     score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     hybrid_search: HybridSearch | None = None
+
+    @model_validator(mode="after")
+    def _weights_of_several(self) -> Self:
+        if self.ranker == "none" and self.hybrid_search is not None:
+            raise refuse("hybrid_search", "the ranker 'none' ranks by the embedding alone")
+        return self
 
     def told(self) -> Ranking:
         weights = self.hybrid_search

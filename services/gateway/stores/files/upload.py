@@ -5,6 +5,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 
 from services.common.config import GatewaySettings
 from services.common.errors import PenstockError, invalid
+from services.common.text.titles import is_plain
 from services.gateway.stores.files.file_record import Purpose
 
 _NAME_CHARS = 255
@@ -55,6 +56,8 @@ def check_name(filename: str, purpose: Purpose, param: str = "file") -> None:
         raise _refused("The file needs a name.", "", param)
     if len(filename) > _NAME_CHARS:
         raise _refused(f"The file's name is longer than {_NAME_CHARS} characters.", "", param)
+    if not is_plain(filename):
+        raise _refused("The file's name must not hold control characters.", "", param)
     if purpose == "batch" and not filename.lower().endswith(".jsonl"):
         raise _refused("The input of a batch is a .jsonl file.", "unsupported_file", param)
 
