@@ -47,7 +47,7 @@ STORE_FAILURES = Counter(
 )
 SEARCH_PASSAGES = Histogram(
     "penstock_retrieval_search_passages",
-    "Passages found by a search",
+    "Chunks that a search brought",
     buckets=(0, 1, 2, 4, 8, 16, 32, 50),
 )
 CACHE_LOOKS = from_zero(

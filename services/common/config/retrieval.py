@@ -103,7 +103,10 @@ class RetrievalSettings(ServiceSettings):
     )
     reranking_timeout_s: float = Field(1.0, gt=0, description="for that model")
     reranking_passages: int = Field(
-        24, ge=1, le=50, description="that it is given of a search, or as many as are asked for"
+        24,
+        ge=1,
+        le=50,
+        description="chunks that it is given of a search, or as many as are asked for",
     )
     top_k: int = Field(
         3,

@@ -294,8 +294,8 @@ class ChatCompletionRequest(Generation):
             return None
         return next((tool for tool in self.tools or () if tool.vector_store_ids), None)
 
-    def prompt(self, default_passages: int) -> Prompt:
-        """The request for the pipeline; `default_passages` are searched when it does not say."""
+    def prompt(self, default_chunks: int) -> Prompt:
+        """The request for the pipeline; `default_chunks` are searched when it does not say."""
         messages = [message.told() for message in self.messages]
         documents = [Passage(title=d.title, text=d.text) for d in self.documents or ()]
         # No limit given: as many tokens as the window leaves.
@@ -320,7 +320,7 @@ class ChatCompletionRequest(Generation):
         prompt = self._constrained(Prompt(request, tags=self.tags(), delivery=self.delivery or ""))
         if (search := self._search) is not None:
             prompt.stores = tuple(dict.fromkeys(search.vector_store_ids or ()))
-            prompt.max_passages = search.max_num_results or default_passages
+            prompt.max_chunks = search.max_num_results or default_chunks
             prompt.question = self.question
             prompt.filter = search.filters.told() if search.filters is not None else None
             if search.ranking_options is not None:

@@ -50,7 +50,7 @@ async def retrieve(
         caller=caller,
         collections=prompt.stores,
         query=query.text,
-        limit=prompt.max_passages,
+        limit=prompt.max_chunks,
         score_threshold=prompt.score_threshold,
         filter=prompt.filter,
         ranking=prompt.ranking,

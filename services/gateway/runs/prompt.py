@@ -38,7 +38,7 @@ class Prompt:
 
     _request: PromptRequest | bytes
     stores: tuple[str, ...] = ()  # ids of vector stores to search
-    max_passages: int = 0
+    max_chunks: int = 0
     question: str = ""  # what they are searched for
     filter: Filter | None = None  # of passages, by their files' attributes
     score_threshold: float = 0.0  # of passages with a lower score none

@@ -63,7 +63,7 @@ def titles(parts: Any) -> list[str]:
 
 
 async def test_each_model_s_stores_are_searched_by_it_and_told_in_turns(parts, meter):
-    front = Front(searching(max_passages=3))
+    front = Front(searching(max_chunks=3))
     await served(parts, front)
     asked = {one.embedder: list(one.collections) for one in parts.retrieval.searches}
     assert asked == {"": ["vs_1"], "wide": ["vs_2"]}

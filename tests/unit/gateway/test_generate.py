@@ -118,7 +118,7 @@ def searching(**more: Any) -> Prompt:
     request = PromptRequest(
         model=MODEL, chat=Chat(messages=[said("user", "Q")], passages=documents)
     )
-    given = {"stores": ("vs_1", "vs_2"), "max_passages": 7, "question": "Q", **more}
+    given = {"stores": ("vs_1", "vs_2"), "max_chunks": 7, "question": "Q", **more}
     return Prompt(request, **given)
 
 
@@ -194,7 +194,7 @@ def leaning() -> Prompt:
     turns = (("user", "Who built Signal Tower?"), ("assistant", "Ada Brandt."))
     messages = [*(said(role, text) for role, text in turns), said("user", "When was she born?")]
     request = PromptRequest(model=MODEL, chat=Chat(messages=messages))
-    return Prompt(request, stores=("vs_1",), max_passages=3, question="When was she born?")
+    return Prompt(request, stores=("vs_1",), max_chunks=3, question="When was she born?")
 
 
 async def test_a_question_that_leans_is_searched_for_with_what_it_is_about(parts):

@@ -224,7 +224,7 @@ def test_what_is_accepted_arrives():
         ("user", "Q", "ann"),
     ]
     assert [(p.title, p.text) for p in given.request.chat.passages] == [("t", "d")]
-    assert (given.stores, given.max_passages, given.question) == (("a", "b"), 9, "Q")
+    assert (given.stores, given.max_chunks, given.question) == (("a", "b"), 9, "Q")
     assert given.tags == {"k": "v", "user": "u"}
 
 
@@ -305,8 +305,8 @@ def test_the_last_thing_the_user_said_is_searched_for():
     assert (
         chat(messages=[*turns, said("assistant", "but")], tools=SEARCH).prompt(4).question == "last"
     )
-    assert chat(tools=SEARCH).prompt(4).max_passages == 4
-    assert chat().prompt(4).max_passages == 0
+    assert chat(tools=SEARCH).prompt(4).max_chunks == 4
+    assert chat().prompt(4).max_chunks == 0
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def counted(of: str) -> float:
 
 
 async def test_the_model_says_what_comes_first(parts):
-    before, front = counted("reranked"), Front(searching(max_passages=2))
+    before, front = counted("reranked"), Front(searching(max_chunks=2))
     told = await served(parts, front)
     assert parts.retrieval.searches[0].limit == 24, "more than are wanted"
     ranking, _ = parts.tokenizers.opened
@@ -133,7 +133,7 @@ async def test_neighbours_are_joined_when_it_is_known_which_chunks_are_told(part
         asks(parts, lambda opened: None)
     else:
         asks(parts, scores(0.1, 0.9, 0.8, 0.85))
-    await served(parts, Front(searching(max_passages=2, score_threshold=0.75)))
+    await served(parts, Front(searching(max_chunks=2, score_threshold=0.75)))
     chat = parts.tokenizers.opened[-1].request.chat
     told = [(one.text, round(one.score, 4)) for one in chat.passages][1:]
     assert told == ([("w\nx", 0.9)] if late else [("x", 0.9), ("z", 0.85)])
@@ -141,7 +141,7 @@ async def test_neighbours_are_joined_when_it_is_known_which_chunks_are_told(part
 
 async def test_as_many_are_ranked_as_are_asked_for(parts):
     parts.settings.retrieval.reranking_passages = 2
-    await served(parts, Front(searching(max_passages=7)))
+    await served(parts, Front(searching(max_chunks=7)))
     assert parts.retrieval.searches[0].limit == 7
     assert [title for title, _ in in_prompt(parts)] == ["t1", "t2", "t0"]
 
@@ -159,7 +159,7 @@ async def test_as_many_are_ranked_as_are_asked_for(parts):
 async def test_without_its_word_the_search_stands(parts, script, why, counts):
     parts.settings.retrieval.reranking_timeout_s = 0.05 if why == "timeout" else 5.0
     asks(parts, script)
-    before, front = counted(counts), Front(searching(max_passages=2, score_threshold=0.85))
+    before, front = counted(counts), Front(searching(max_chunks=2, score_threshold=0.85))
     told = await served(parts, front)
     assert in_prompt(parts) == [("t0", 0.9)], "of the search's own score"
     search = front.finished[0].search

@@ -62,7 +62,7 @@ def stored_prompt(prompt: Prompt) -> StoredPrompt:
     return StoredPrompt(
         request=prompt.request,
         stores=prompt.stores,
-        max_passages=prompt.max_passages,
+        max_chunks=prompt.max_chunks,
         question=prompt.question,
         filter=prompt.filter,
         score_threshold=prompt.score_threshold,
@@ -78,7 +78,7 @@ def prompt_of(stored: StoredPrompt) -> Prompt:
     return Prompt(
         stored.request,
         stores=tuple(stored.stores),
-        max_passages=stored.max_passages,
+        max_chunks=stored.max_chunks,
         question=stored.question,
         filter=stored.filter if stored.HasField("filter") else None,
         score_threshold=stored.score_threshold,

@@ -86,8 +86,10 @@ for batch in range(10**6):
 def test_what_was_acknowledged_outlives_a_service_that_is_killed(folder: Path) -> None:
     """It and the store's process, at any moment."""
     for batches in (3, 30):
+        own = folder / str(batches)  # the first writer may have come further than the second
+        own.mkdir()
         writer = subprocess.Popen(
-            [sys.executable, "-c", _WRITER, str(folder)],
+            [sys.executable, "-c", _WRITER, str(own)],
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
@@ -98,7 +100,7 @@ def test_what_was_acknowledged_outlives_a_service_that_is_killed(folder: Path) -
         os.killpg(writer.pid, signal.SIGKILL)
         acknowledged += [int(line) for line in writer.stdout]
         writer.wait()
-        points = EdgePoints(layout(folder))
+        points = EdgePoints(layout(own))
         stored = {payload["n"] for payload in points.payloads(OURS, 10**6, ("n",))}
         points.close()
         last = acknowledged[-1]
