@@ -20,6 +20,7 @@ BUILDER = Turn("Who built Signal Tower?", "Ada Brandt finished it in 1874 [1].")
         (MUSEUM, "and when does it open?", "Harbour Museum and when does it open?", "pointing"),
         (MUSEUM, "And the price?", "Harbour Museum And the price?", "opening"),
         (MUSEUM, "Parking?", "Harbour Museum Parking?", "short"),
+        (MUSEUM, "Why?", "Harbour Museum Why?", "short"),
         # A person is whom the answer named, a thing what the question did.
         (BUILDER, "Where did she study?", "Ada Brandt Where did she study?", "pointing"),
         (BUILDER, "How tall is it?", "Signal Tower Ada Brandt How tall is it?", "pointing"),
@@ -103,6 +104,8 @@ def test_what_is_taken_along_is_what_was_meant(turns, question, taken):
         "I heard that the coast train runs at night",
         "How many days of leave do trainees have in their second year of work?",
         "Gibt es im Sommer längere Öffnungszeiten für Familien?",
+        "Thanks",  # it asks for nothing
+        "ok, bye!",
         "Combien coûte le billet ?",  # no list for its language
         "¿Y cuánto cuesta?",
         "そこはいつ開きますか",

@@ -150,6 +150,8 @@ def _leans(words: Sequence[_Word], language: Language) -> str:
             return "pointing"
     if words[0].lower in language.opening and len(own) <= _SUBJECT + 1:
         return "opening"
+    if not own and not language.asking & {word.lower for word in words}:
+        return ""  # "thanks", "hello": it asks for nothing
     return "short" if len(own) <= _SUBJECT else ""
 
 
