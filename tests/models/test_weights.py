@@ -12,12 +12,10 @@ from tokenizers import Tokenizer
 
 from models.recipe.evaluate import (
     ANSWER,
-    CARD,
     SKILLS,
     Writer,
     agreement,
     measure,
-    write_card,
 )
 from models.recipe.export import load
 from models.recipe.model import QUERIES, Llama
@@ -127,15 +125,3 @@ def test_answers_questions_about_the_example_documents() -> None:
         made = model.generate(**prompt, max_new_tokens=40)[0, prompt["input_ids"].shape[1] :]
         right += line["answer"] in tokenizer.decode(made, skip_special_tokens=True)
     assert right >= EXAMPLES_FLOOR * len(lines), f"{right} of {len(lines)}"
-
-
-def test_figures_replace_those_of_the_card(tmp_path: Path) -> None:
-    card = tmp_path / "README.md"
-    card.write_text((DEMO / "README.md").read_text())
-    for figures in ("| one |", "| two |"):
-        write_card(card, figures)
-    before, after = (DEMO / "README.md").read_text(), card.read_text()
-    assert "| two |" in after
-    assert "| one |" not in after
-    assert after.split(CARD[0])[0] == before.split(CARD[0])[0]
-    assert after.split(CARD[1])[1] == before.split(CARD[1])[1]
