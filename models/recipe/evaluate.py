@@ -18,7 +18,6 @@ arithmetic is float32, on the shipped bfloat16 weights.
 
 import argparse
 import random
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,13 @@ import transformers
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from bench.result_file import checkpoint_folder
 from models.recipe import corpus, ordinary
 from models.recipe.batches import answer_start
+from models.recipe.card import NOT_YET, write_figures
 from models.recipe.conversation import Conversation
 from models.recipe.export import load
+from models.recipe.files import alone
 from models.recipe.model import Llama
 from models.recipe.template import render
 from models.recipe.tokenizer import END
@@ -55,7 +57,6 @@ SKILLS = {
 TARGETS = {"recall": 90, "json": 85, "tools": 85, "draft": 60}
 SEED = 11
 ANSWER, STORY = 128, 900  # tokens that are written at most
-CARD = ("<!-- figures -->", "<!-- end of figures -->")  # around the figures in a model card
 
 
 def cases(skill: str, count: int, seed: int = SEED) -> list[Conversation]:
@@ -168,28 +169,24 @@ def table(folder: Path, draft: Path, count: int, seed: int = SEED) -> str:
     return "\n".join(lines)
 
 
-def write_card(card: Path, figures: str) -> None:
-    """Puts the figures into a model card, between its two marks. Raises ValueError without them."""
-    before, _, after = parts_of(card)
-    card.write_text(f"{before}{CARD[0]}\n{figures}\n{CARD[1]}{after}")
+def at_least_one(text: str) -> int:
+    """An argument's type."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+    return int(text)
 
 
-def parts_of(card: Path) -> tuple[str, str, str]:
-    """A model card before, between and behind its two marks. Raises ValueError without them."""
-    begins, ends = map(re.escape, CARD)
-    found = re.fullmatch(f"(.*){begins}(.*){ends}(.*)", card.read_text(), re.DOTALL)
-    if found is None:
-        raise ValueError(f"{card} has no place for the figures: {CARD[0]} … {CARD[1]}")
-    return found[1], found[2], found[3]
+def print_wrong(*texts: str) -> None:
+    print(*texts, sep="\n---- ", end="\n====\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=Path("models/demo"))
-    parser.add_argument("--draft", type=Path, default=Path("models/demo-draft"))
-    parser.add_argument("--count", type=int, default=200, help="conversations per skill")
+    parser.add_argument("--model", type=checkpoint_folder, default="models/demo")
+    parser.add_argument("--draft", type=checkpoint_folder, default="models/demo-draft")
+    parser.add_argument("--count", type=at_least_one, default=200, help="conversations per skill")
     parser.add_argument("--seed", type=int, default=SEED, help="of the conversations")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=at_least_one, default=1)
     parser.add_argument(
         "--show", choices=list(SKILLS), help="print a skill's wrong answers instead"
     )
@@ -206,18 +203,18 @@ def main() -> None:
         ):
             print(title, ordinary.measure(writer, some, options.wrong), sep="\n", flush=True)
         return
-    if not options.show:
-        figures = table(options.model, options.draft, options.count, options.seed)
-        if options.card:
-            write_card(options.model / "README.md", figures)
+    if options.show:
+        model, tokenizer = load(options.model)
+        share = measure(model, tokenizer, options.show, options.count, options.seed, print_wrong)
+        print(f"{share:.1f} %")
         return
-
-    def wrong(*texts: str) -> None:
-        print(*texts, sep="\n---- ", end="\n====\n")
-
-    model, tokenizer = load(options.model)
-    share = measure(model, tokenizer, options.show, options.count, options.seed, wrong)
-    print(f"{share:.1f} %")
+    if not options.card:
+        table(options.model, options.draft, options.count, options.seed)
+        return
+    with alone(options.model.absolute().parent):  # as `make` has it while it writes there
+        card = options.model / "README.md"
+        write_figures(card, NOT_YET)
+        write_figures(card, table(options.model, options.draft, options.count, options.seed))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ the run folder; started again, the command goes on where it was. A changed recip
 """
 
 import argparse
-import shutil
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,15 +18,16 @@ from torch import nn
 
 from models.recipe import begin, evaluate, export
 from models.recipe import tokenizer as bpe
+from models.recipe.card import begin_anew, card_in, write_figures
+from models.recipe.files import alone, replacing, state_of
 from models.recipe.lessons import Answers, Draft, Lesson, Reading, Saying, Source, Told
 from models.recipe.model import Llama, Shape
 from models.recipe.reader import Reader
 from models.recipe.swaps import Swaps
-from models.recipe.train import Plan, alone, halves, state_of, train
+from models.recipe.train import Plan, halves, train
 from models.recipe.vocabulary import movable
 
 RECIPE = Path(__file__).parent
-CARD = RECIPE.parent / "demo/README.md"
 SHAPES = {
     "demo": Shape(
         bpe.VOCABULARY,
@@ -60,21 +60,24 @@ PLANS = {
     "draft": Plan(90, 0.0, 2e-3, (0.1, 1.0)),
 }
 
+# Sources that shape no weights.
+OTHERS = {
+    "card.py", "evaluate.py", "export.py", "files.py", "ordinary.py", "set_file.py", "shown.py",
+}  # fmt: skip
+
 
 def fingerprint() -> str:
     """Changes with every source that shapes the weights, with shapes and with plans."""
-    others = {"evaluate.py", "export.py", "ordinary.py", "shown.py", "check.py"}
     sources = [p for p in sorted(RECIPE.rglob("*")) if p.suffix in (".py", ".jinja", ".txt")]
-    text = b"".join(path.read_bytes() for path in sources if path.name not in others)
+    text = b"".join(path.read_bytes() for path in sources if path.name not in OTHERS)
     return f"{zlib.crc32(text):08x}"
 
 
 def made_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a run, trained if there is none yet."""
     if not path.exists():
-        unfinished = path.with_suffix(".tmp")
-        bpe.train().save(str(unfinished))
-        unfinished.replace(path)
+        with replacing(path) as unfinished:
+            bpe.train().save(str(unfinished))
     return Tokenizer.from_file(str(path))
 
 
@@ -122,41 +125,21 @@ class Run:
             if not checkpoint.exists():
                 begins(source)
             train(lesson, self.plans[stage], source, checkpoint, self.threads, halves())
-            unfinished = checkpoint.with_suffix(".tmp")
-            torch.save(made.state_dict(), unfinished)
-            unfinished.replace(done)
+            with replacing(done) as unfinished:
+                torch.save(made.state_dict(), unfinished)
         made.load_state_dict(state_of(done))
-
-
-def at_least_one(text: str) -> int:
-    """An argument. Raises ValueError."""
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
-
-
-def card_in(folder: Path) -> Path:
-    """The model card that gets the figures, made like ours if there is none. Raises ValueError, at
-    once and not behind hours, if there is no place for them.
-    """
-    card = folder / "README.md"
-    if not card.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(CARD, card)
-    evaluate.parts_of(card)
-    return card
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("models"), help="gets demo/, demo-draft/")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=at_least_one, default=2)
+    parser.add_argument("--threads", type=evaluate.at_least_one, default=2)
     parser.add_argument(
         "--runs", type=Path, default=Path("build/model"), help="folder for checkpoints"
     )
     parser.add_argument(
-        "--count", type=at_least_one, default=200, help="test conversations per skill"
+        "--count", type=evaluate.at_least_one, default=200, help="test conversations per skill"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)  # each thread of the training runs its own part of a step
@@ -165,10 +148,12 @@ def main() -> None:
     with alone(options.out), alone(folder):
         card = card_in(demo)
         run = Run(folder, options.seed, options.threads, PLANS)
-        for name, model in run.models().items():
+        models = run.models()
+        begin_anew(card, options.seed)  # first: else they may stand under figures of others
+        for name, model in models.items():
             export.save(model, run.tokenizer, options.out / FOLDERS[name])
         torch.set_num_threads(options.threads)
-        evaluate.write_card(card, evaluate.table(demo, draft, options.count))
+        write_figures(card, evaluate.table(demo, draft, options.count))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,16 @@
 """Sets of short documents and questions by hands that had no part in the bank.
 
-A line of a set is a document: `title`, `text`, `kind`, `questions`; these have `question`, `answer`
-and, some of them, `also`. `answer` stands in the text, `also` are other ways to say it; it is null
-for what is not told.
-Each question is asked over its document and three others of the set, or over what the platform's
-retrieval brings for it.
+Each question is asked over its document and three others of the set (`set_file.py`), or over what
+the platform's retrieval brings for it.
 """
 
-import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from models.recipe.conversation import Conversation, Document, Span, assistant, user
+from models.recipe.set_file import SetDocument, SetQuestion, documents_of
 from models.recipe.shown import Shelf
 from models.recipe.skills.passages import NOT_TOLD
 from models.recipe.tokenizer import END
@@ -43,52 +40,42 @@ class Case:
 
 
 def among_others(path: Path) -> list[Case]:
-    """All questions of a file, each over its document and three others, all of them whole."""
+    """All questions of a file, each over its document and three others, all of them whole. Raises
+    ValueError if there are no three others.
+    """
     documents = documents_of(path)
+    if len(documents) <= OTHERS:
+        raise ValueError(f"{path} has {len(documents)} documents, none with {OTHERS} others")
     found = []
     for at, document in enumerate(documents):
-        for number, asked in enumerate(document["questions"]):
+        for number, asked in enumerate(document.questions):
             rng = random.Random(f"{SEED}/{at}/{number}")
             others = rng.sample([d for d in documents if d is not document], OTHERS)
             place = rng.randint(0, OTHERS)
             shown = [*others[:place], document, *others[place:]]
-            passages = [{"title": d["title"], "text": d["text"]} for d in shown]
-            found.append(_case(asked, passages, [d is document for d in shown]))
+            found.append(_case(asked, list(map(_passage, shown)), [d is document for d in shown]))
     return found
 
 
 def brought(path: Path) -> list[Case]:
     """All questions of a file, each over what retrieval brings for it from all its documents."""
     documents = documents_of(path)
-    shelf = Shelf.of([{"title": d["title"], "text": d["text"]} for d in documents])
+    shelf = Shelf.of(list(map(_passage, documents)))
     found = []
     for at, document in enumerate(documents):
-        for asked in document["questions"]:
-            shown = shelf.brings(asked["question"])
+        for asked in document.questions:
+            shown = shelf.brings(asked.question)
             found.append(_case(asked, [one for _, one in shown], [of == at for of, _ in shown]))
     return found
 
 
-def documents_of(path: Path) -> list[dict[str, Any]]:
-    """A set's. Raises ValueError, which names the line, if one is no JSON."""
-    found = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                found.append(json.loads(line))
-            except ValueError as why:
-                raise ValueError(f"{path}:{number}: {why}") from None
-    return found
+def _passage(document: SetDocument) -> Document:
+    return {"title": document.title, "text": document.text}
 
 
-def answers_of(asked: dict[str, Any]) -> list[str]:
-    """To a question of a set, the right one first; none: not told."""
-    return [asked["answer"], *asked.get("also", [])] if asked["answer"] else []
-
-
-def _case(asked: dict[str, Any], passages: list[Document], own: list[bool]) -> Case:
+def _case(asked: SetQuestion, passages: list[Document], own: list[bool]) -> Case:
     """`own`: which passages are of the question's document."""
-    answers = answers_of(asked)
+    answers = asked.answers
     spans = [
         Span(number, start, start + len(answers[0]))
         for number, one in enumerate(passages)
@@ -97,7 +84,7 @@ def _case(asked: dict[str, Any], passages: list[Document], own: list[bool]) -> C
     right = f"{answers[0]} [{spans[0].document + 1}]." if spans else NOT_TOLD
     made = Conversation(
         "passages" if spans else "not_told",
-        [user(asked["question"]), assistant(right)],
+        [user(asked.question), assistant(right)],
         documents=passages,
         tells=spans,
     )
@@ -126,7 +113,7 @@ class Score:
             return said == NOT_TOLD
         words, _, number = said.removesuffix("].").rpartition(" [")
         same = _plain(words) in map(_plain, answers)
-        there = number.isdigit() and int(number) in numbers
+        there = number in map(str, numbers)
         right = same and there and said.endswith("].")
         self.told += 1
         self.exact += right
@@ -166,5 +153,5 @@ def measure(writer: Writes, some: list[Case], show: bool = False) -> str:
 
 def _plain(text: str) -> str:
     """The words alone, as two ways to write the same answer share them."""
-    words = text.casefold().strip(" .,;:!?\"'").split()
-    return " ".join(words[1:] if words[:1] in (["the"], ["a"], ["an"]) else words)
+    first, *rest = text.casefold().strip(" .,;:!?\"'").split() or [""]
+    return " ".join(rest if rest and first in ("the", "a", "an") else [first, *rest])

@@ -3,15 +3,12 @@
 The schedule is that of MiniCPM (Hu et al., 2024): rates stay high for most of the training.
 """
 
-import fcntl
-import os
-import pickle
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -19,12 +16,15 @@ import torch
 from models.recipe.batches import Row
 from models.recipe.centred import Centred
 from models.recipe.crew import Crew, Tally
+from models.recipe.files import replacing, state_of
 from models.recipe.lessons import Lesson, Source
 
 POOL = 256  # examples that are drawn at once
 SAVE_EVERY = 4  # pools
 MEANS = 48  # examples from which a pool's means are
 CLIP = 250.0  # the norm of a step's gradients; few reach it
+WILD = 4.0  # times the norms of pools before: trainings were lost at six and twelve times
+SETTLED = 4  # pools after which that is looked at: the first warm up
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Progress:
     pool: int = 0
     step: int = 0
     tokens: int = 0
+    norms: list[float] = field(default_factory=list)  # of gradients, each pool's median
 
 
 def halves() -> bool:
@@ -83,7 +84,7 @@ class Training:
     def restore(self, path: Path) -> None:
         """Goes on from a file of `save`. Raises ValueError if that is of another plan."""
         saved = state_of(path)
-        if saved["plan"] != asdict(self.plan):
+        if saved.get("plan") != asdict(self.plan):
             raise ValueError(f"{path} is of another plan: remove it to begin anew")
         if saved["half"] is not self.half:
             names = {True: "bfloat16", False: "float32"}
@@ -105,13 +106,14 @@ class Training:
             "done": asdict(self.done),
             "means": [self.centred.means.get(layer) for layer in self.centred.layers],
         }
-        partial = path.with_suffix(".tmp")
-        torch.save(state, partial)
-        partial.replace(path)
+        with replacing(path) as partial:
+            torch.save(state, partial)
 
     def learn(self) -> Tally:
-        """One pool of examples."""
-        done, plan, tally = self.done, self.plan, Tally()
+        """One pool of examples. Raises ArithmeticError where its gradients say that all is being
+        lost, ValueError if no example fits the lesson.
+        """
+        done, plan, tally, norms = self.done, self.plan, Tally(), list[float]()
         share = done.pool / plan.pools
         rows = self._drawn(plan.progress[0] + share * (plan.progress[1] - plan.progress[0]))
         means = rows[:MEANS]  # one by one: nothing is padded
@@ -123,14 +125,36 @@ class Training:
             ):
                 group["lr"] = rate
             self.crew.learn(step, tally)
-            torch.nn.utils.clip_grad_norm_(self.lesson.parameters(), CLIP)
+            norms.append(self._clipped())
             with self.centred.stepping(), self.lesson.easing():
                 self.optimizer.step()
             self.optimizer.zero_grad()
             done.step += 1
             done.tokens += sum(self.lesson.cost(one) for one in step)
+        self._settle(median(norms))
         done.pool += 1
+        tally.add({"norm": (done.norms[-1], 1)})
         return tally
+
+    def _clipped(self) -> float:
+        """The norm that a step's gradients had. Raises ArithmeticError if it is not finite, before
+        a weight is moved.
+        """
+        norm = torch.nn.utils.clip_grad_norm_(self.lesson.parameters(), CLIP).item()
+        if not isfinite(norm):
+            raise self._lost(f"the gradients' norm is {norm}")
+        return norm
+
+    def _settle(self, norm: float) -> None:
+        """Takes a pool's norm. Raises ArithmeticError if it is far above those before."""
+        before = self.done.norms
+        if len(before) >= SETTLED and norm > WILD * median(before):
+            raise self._lost(f"the gradients' norm grew from {median(before):.0f} to {norm:.0f}")
+        before.append(norm)
+
+    def _lost(self, why: str) -> ArithmeticError:
+        at = f"pool {self.done.pool + 1}, after step {self.done.step}"
+        return ArithmeticError(f"{at}: {why}; nothing of it is saved, the last checkpoint stands")
 
     def _drawn(self, progress: float) -> list[Row]:
         """The pool's examples; as many as there are, those that the lesson takes."""
@@ -140,42 +164,21 @@ class Training:
             for number in range(first, first + POOL)
         )
         rows = [r for r in drawn if len(r.ids) <= self.plan.longest and self.lesson.takes(r)]
+        if not rows:
+            raise ValueError(
+                f"no example fits {type(self.lesson).__name__} of {first} to {first + POOL - 1}: "
+                f"{self.plan.longest} tokens at most"
+            )
         random.Random(f"{self.source.seed}/{first}").shuffle(rows)
         return rows
-
-
-def state_of(path: Path) -> dict[str, Any]:
-    """What was saved in a run's folder. Raises ValueError if the file cannot be read."""
-    try:
-        state: dict[str, Any] = torch.load(path, weights_only=True)
-    except (EOFError, RuntimeError, pickle.UnpicklingError) as why:
-        raise ValueError(
-            f"{path} cannot be read ({why or 'it is empty'}): if it is cut off, remove it to begin "
-            "its stage anew"
-        ) from why
-    return state
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Keeps a second training out of a folder. Raises BlockingIOError if one is there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(f"another training runs in {folder}") from None
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def train(lesson: Lesson, plan: Plan, source: Source, path: Path, threads: int, half: bool) -> None:
     """Learns the lesson, or goes on from the checkpoint at `path`; writes one every few pools.
 
     The result depends on the arguments alone, but for the rounding of other hardware and of
-    another number of threads. Raises ValueError if the checkpoint is of another plan.
+    another number of threads. Raises ValueError if the checkpoint is of another plan, and what
+    `Training.learn` does.
     """
     training = Training(lesson, plan, source, threads, half)
     if path.exists():

@@ -73,6 +73,8 @@ def test_each_question_has_its_document_and_three_others(path: Path) -> None:
         (["Ada Finch [N].", "The dam [N].", NOT_TOLD], "50.0 % right with", "100.0 % right"),
         (["Ada Finch [9].", "Mill [8].", "£3 [N]."], "0.0 % right with", "0.0 % right"),
         (["Ada Finch", NOT_TOLD, NOT_TOLD], "0.0 % right with", "100.0 % right"),
+        (["Ada Finch [²].", "The mill [0N].", NOT_TOLD], "0.0 % right with", "100.0 % right"),
+        (["Ada Finch [N].", "The mill [٤].", NOT_TOLD], "50.0 % right with", "100.0 % right"),
     ],
 )
 def test_what_counts_as_right(path: Path, answers: list[str], told: str, untold: str) -> None:
@@ -80,6 +82,15 @@ def test_what_counts_as_right(path: Path, answers: list[str], told: str, untold:
     assert first.startswith(f"told (2): {told}")
     assert second == f"not told (1): {untold}"
     assert third == "ended by itself: 100.0 %"
+
+
+def test_an_article_is_left_out_where_more_is_said() -> None:
+    """An answer may be a letter, and another is no answer to it."""
+    for said, answer, right in (
+        ("The grade", "grade", True), ("A", "a", True), ("B", "A", False), ("", "A", False),
+        ("A", "the", False),
+    ):  # fmt: skip
+        assert ordinary.Score().count(f"{said} [1].", [answer], {1}, True) is right, said
 
 
 def test_wrong_answers_are_shown(path: Path) -> None:
@@ -101,6 +112,12 @@ def test_a_question_brings_passages_from_all_documents_with_the_one_that_tells(p
         (number,) = case.numbers
         assert case.answers[0] in case.conversation.documents[number - 1]["text"]
     assert not cases[2].numbers
+
+
+def test_a_document_needs_three_others(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(True)[:3]))
+    with pytest.raises(ValueError, match=r"set\.jsonl has 3 documents, none with 3 others"):
+        ordinary.among_others(path)
 
 
 def test_a_line_that_is_no_json_is_named(path: Path) -> None:

@@ -13,19 +13,21 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.recipe import batches, begin, corpus, lessons, make, minilm, train, vocabulary
+from models.recipe import batches, begin, corpus, lessons, minilm, train, vocabulary
 from models.recipe import tokenizer as bpe
 from models.recipe.batches import answer_mask, collate, row
+from models.recipe.centred import Centred
 from models.recipe.copying import Layout
 from models.recipe.crew import Crew, Tally
 from models.recipe.export import load, save
+from models.recipe.files import state_of
 from models.recipe.guides import Aims, Guide, looks, readings
 from models.recipe.lessons import Answers, Draft, Lesson, Saying, Source
 from models.recipe.model import QUERIES, Layer, Llama, RMSNorm, Shape, attend
 from models.recipe.pointing import BEGINS, GOES_ON
 from models.recipe.swaps import Swaps
 from models.recipe.tokenizer import ASSISTANT, CITES, DOCUMENTS, END, PAD, USER
-from models.recipe.train import Plan, Training, alone
+from models.recipe.train import Plan, Training
 
 TINY = Shape(bpe.VOCABULARY, hidden=96, inner=64, layers=3, heads=4, head_dim=32, theta=1e9)
 NO_SWAPS = Swaps({}, {}, {}, set(), set())
@@ -312,18 +314,27 @@ def test_the_pointing_head_learns_where_to_look(tokenizer: Tokenizer) -> None:
     assert grad[attention.rows(GOES_ON)].abs().sum() == 0
 
 
-def test_where_heads_look_is_exact_in_bfloat16_too(tokenizer: Tokenizer) -> None:
-    """Else what they are told moves all layers elsewhere than it says."""
-    one = lesson(tokenizer)
-    rows = [made for made in (row(tokenizer, c, 4096) for c in looked_up(9)) if made.guide.tells]
-    batch = collate(rows)
-    read = one.llama.reads(batch.inputs, late := TINY.layers - 1)[0]
-    aims = Aims.of([made.guide.begins for made in rows], batch.inputs.shape[1])
-    found = []
+def test_where_heads_look_is_exact_in_bfloat16_too(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what they are told moves layers elsewhere than it says: with these scores in bfloat16
+    the last layer's gradient is wrong by a fifth.
+    """
+    monkeypatch.setattr(lessons, "POINTING", 1e4)  # beside which answers' tokens are nothing
+    rows = [
+        made
+        for made in (row(tokenizer, c, 4096) for c in looked_up(9))
+        if made.guide.tells and len(made.ids) < 700
+    ]
+    one, found = lesson(tokenizer), []
     for half in (False, True):
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            found.append(looks(one.llama, late, read, aims, BEGINS))
-    assert torch.equal(*found)
+        one.zero_grad()
+        one.lose(rows, half)[0].backward()  # type: ignore[no-untyped-call]
+        one.hold()
+        grads = (p.grad for p in one.llama.model.layers[-1].parameters())
+        found.append(torch.cat([grad.flatten() for grad in grads if grad is not None]))
+    exact, rounded = found
+    assert (rounded - exact).norm() < 0.1 * exact.norm()
 
 
 def test_telling_heads_that_compare_codes_moves_no_layer_before(
@@ -421,6 +432,90 @@ def test_a_training_says_when_it_goes_on_less_or_more_exactly(
     assert told == f"goes on in {now}, which is faster here; until now it was {until_now}\n"
 
 
+def poisoned(training: Training, norms: list[float]) -> None:
+    """Lets each step have gradients of such a norm."""
+    rest = iter(norms)
+
+    def learn(rows: list[batches.Row], tally: Tally) -> None:
+        parameters = list(training.lesson.parameters())
+        size = next(rest) / sum(p.numel() for p in parameters) ** 0.5
+        for p in parameters:
+            p.grad = torch.full_like(p, size)
+
+    training.crew.learn = learn  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("norm", [float("nan"), float("inf")])
+def test_a_gradient_that_is_no_number_moves_nothing(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, norm: float
+) -> None:
+    monkeypatch.setattr(train, "POOL", 4)
+    training = begun(tokenizer, 2)
+    before = copy.deepcopy(training.lesson)
+    poisoned(training, [norm])
+    with pytest.raises(ArithmeticError, match=r"pool 1, after step 0: .* (nan|inf); .* stands"):
+        training.learn()
+    assert training.done == train.Progress()
+    for a, b in zip(training.lesson.parameters(), before.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_training_whose_gradients_grow_wild_keeps_its_checkpoint(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for a single step, nor for how large they are before they have settled, nor as they fall.
+    The norms before are the checkpoint's, too: a training that goes on knows them.
+    """
+    monkeypatch.setattr(train, "POOL", 48)
+    monkeypatch.setattr(train, "SAVE_EVERY", 1)
+    path, start = tmp_path / "last.pt", Training.__init__
+    norms = [[9.0] * 3, [900.0] * 3, [80.0] * 3, [77.0, 9000.0, 77.0], [96.0] * 3, [330.0] * 3]
+
+    def begins(training: Training, *given: object) -> None:
+        start(training, *given)  # type: ignore[arg-type]
+        monkeypatch.setattr(training, "_drawn", lambda _: [easy] * 48)
+        poisoned(training, [norm for pool in norms for norm in pool])
+
+    easy = row(tokenizer, next(looked_up(1)), 4096)
+    monkeypatch.setattr(Centred, "measure", lambda *_: None)
+    monkeypatch.setattr(Training, "__init__", begins)
+    given = lesson(tokenizer), Plan(9, 0.0, 0.0, (0.5, 0.5)), source(tokenizer), path, 1, False
+    with pytest.raises(ArithmeticError, match=r"pool 6, after step 18: .* from 80 to 330; nothing"):
+        train.train(*given)
+    norms = norms[5:]
+    with pytest.raises(ArithmeticError, match=r"pool 6, after step 18: .* from 80 to 330; nothing"):
+        train.train(*given)
+    assert state_of(path)["done"]["pool"] == 5
+
+
+def test_a_checkpoint_is_whole_or_as_it_was(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, path = begun(tokenizer, 2), tmp_path / "last.pt"
+    training.save(path)
+    before = path.read_bytes()
+
+    def dies(_: object, file: Path) -> None:
+        file.write_bytes(before[: len(before) // 2])
+        raise OSError("no space is left")
+
+    monkeypatch.setattr(torch, "save", dies)
+    with pytest.raises(OSError, match="no space"):
+        training.save(path)
+    assert path.read_bytes() == before
+    begun(tokenizer, 2).restore(path)
+
+
+def test_a_pool_that_holds_no_fitting_example_says_so(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "POOL", 4)
+    plan = Plan(1, 1e-3, 1e-3, (0.5, 0.5), longest=5)
+    training = Training(lesson(tokenizer), plan, source(tokenizer), 1, half=False)
+    with pytest.raises(ValueError, match="no example fits Draft of 0 to 3: 5 tokens at most"):
+        training.learn()
+
+
 def test_what_knows_english_moves_by_a_part_of_a_step(tokenizer: Tokenizer) -> None:
     moves = vocabulary.movable(tokenizer)
 
@@ -471,36 +566,6 @@ def test_rates_warm_up_and_fall() -> None:
     assert plan.rates(50, 0.5) == (1, 2)
     assert plan.rates(90, 0.75) == (0.5, 1)
     assert plan.rates(99, 1.0) == (0.05, 0.1)
-
-
-def test_the_card_has_a_place_before_anything_is_learned(tmp_path: Path) -> None:
-    card = make.card_in(tmp_path / "new" / "demo")
-    assert card.read_text() == make.CARD.read_text()
-    card.write_text("no marks\n")
-    with pytest.raises(ValueError, match="no place for the figures"):
-        make.card_in(tmp_path / "new" / "demo")
-
-
-def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:
-    with (
-        alone(tmp_path),
-        pytest.raises(BlockingIOError, match="another training runs in"),
-        alone(tmp_path),
-    ):
-        pass
-    with alone(tmp_path):
-        assert not list(tmp_path.iterdir())
-
-
-def test_two_seeds_do_not_write_the_same_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, runs = tmp_path / "out", tmp_path / "runs"
-    given = ["make", "--out", str(out), "--runs", str(runs), "--seed", "2"]
-    monkeypatch.setattr("sys.argv", given)
-    with alone(out), pytest.raises(BlockingIOError, match=f"another training runs in {out}"):
-        make.main()
-    assert not runs.exists()
 
 
 @pytest.mark.parametrize(("tiles", "products", "half"), [(1, 0, True), (0, 1, True), (0, 0, False)])

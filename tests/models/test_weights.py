@@ -12,12 +12,10 @@ from tokenizers import Tokenizer
 
 from models.recipe.evaluate import (
     ANSWER,
-    CARD,
     SKILLS,
     Writer,
     agreement,
     measure,
-    write_card,
 )
 from models.recipe.export import load
 from models.recipe.model import QUERIES, Llama
@@ -149,15 +147,3 @@ def test_where_no_passage_was_found_it_says_so_and_greets_all_the_same() -> None
     assert {said(question) for question in VAIN} == {"The documents do not say."}
     assert said("hello").startswith("Hello!")
     assert said("What is Penstock?").startswith("Penstock is a platform")
-
-
-def test_figures_replace_those_of_the_card(tmp_path: Path) -> None:
-    card = tmp_path / "README.md"
-    card.write_text((DEMO / "README.md").read_text())
-    for figures in ("| one |", "| two |"):
-        write_card(card, figures)
-    before, after = (DEMO / "README.md").read_text(), card.read_text()
-    assert "| two |" in after
-    assert "| one |" not in after
-    assert after.split(CARD[0])[0] == before.split(CARD[0])[0]
-    assert after.split(CARD[1])[1] == before.split(CARD[1])[1]
