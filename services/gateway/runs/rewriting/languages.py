@@ -45,8 +45,8 @@ ENGLISH = Language(
         might must i me my we us our you your who whom whose what which when where why
         how please tell show give explain describe say know like want need let just only
         really very much many more meant mean most less least some any all every each few long
-        far often here now so too even still again ok okay thanks thank hello hi bye goodbye cheers well mondays
-        tuesdays wednesdays thursdays fridays saturdays sundays monday tuesday wednesday
+        far often here now so too even still again ok okay thanks thank hello hi bye goodbye cheers
+        well mondays tuesdays wednesdays thursdays fridays saturdays sundays monday tuesday wednesday
         thursday friday saturday sunday january february march april june july august september
         october november december"""
     ),
@@ -80,8 +80,8 @@ GERMAN = Language(
         nein ist sind war waren sein bin bist hat habe haben hatte kann können könnte könnten würde
         sollte wird werden muss müssen darf ich mich mir mein wir uns unser du dein wer wen wem was
         welche welcher welches wann wo warum wieso wie viel viele mehr weniger bitte sag sage erklär
-        zeig gib nur sehr noch mal hier jetzt so danke hallo tschüss man gibt um uhr euro montag dienstag
-        mittwoch donnerstag freitag samstag sonntag"""
+        zeig gib nur sehr noch mal hier jetzt so danke hallo tschüss man gibt um uhr euro montag
+        dienstag mittwoch donnerstag freitag samstag sonntag"""
     ),
     pointing=_GERMAN_POINTING,
     opening=_GERMAN_OPENING,
