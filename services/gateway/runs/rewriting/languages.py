@@ -46,9 +46,9 @@ ENGLISH = Language(
         how please tell show give explain describe say know like want need let just only
         really very much many more meant mean most less least some any all every each few long
         far often here now so too even still again ok okay thanks thank hello hi bye goodbye cheers
-        well mondays tuesdays wednesdays thursdays fridays saturdays sundays monday tuesday wednesday
-        thursday friday saturday sunday january february march april june july august september
-        october november december"""
+        well mondays tuesdays wednesdays thursdays fridays saturdays sundays monday tuesday
+        wednesday thursday friday saturday sunday january february march april june july august
+        september october november december"""
     ),
     pointing=_ENGLISH_POINTING,
     opening=_ENGLISH_OPENING,
