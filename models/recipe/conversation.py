@@ -21,7 +21,8 @@ class Conversation:
     """One example; its last message is the assistant's, and is the one that a test grades.
 
     `tells` are the stretches of the documents that answer the last question; none, if there are
-    documents, means that they do not tell. `rote` are answers that are always said so: what they
+    documents, means that they do not tell. `searched`: where there are no documents, none was found
+    for the last question. `rote` are answers that are always said so: what they
     repeat of what stands before them is chance.
     """
 
@@ -31,6 +32,7 @@ class Conversation:
     documents: list[Document] = field(default_factory=list)
     tells: list[Span] = field(default_factory=list)
     rote: set[str] = field(default_factory=set)
+    searched: bool = False
 
     def prompt(self) -> list[Message]:
         """The messages up to the graded answer."""

@@ -34,6 +34,7 @@ FACTS = (1, 4)  # the most that a composed passage tells
 RECORDS = 0.6  # of the texts that JSON is filled from
 SILENT = 0.35  # of the requests for JSON, those for a key that is not told
 TALKED = 0.25  # of the questions over passages, those with others before them
+BARE = 0.25  # of the talk, questions that documents answer, beside none
 DECLINED = 0.25  # of the turns with tools, those that ask for one that is not offered
 
 
@@ -74,6 +75,8 @@ def example(rng: random.Random, progress: float) -> Conversation:
     if skill == "talk" and rng.random() < 0.3:
         made = smalltalk.beside(world, looked_up(rng, progress))
         return _behind_others(world, made, progress) if rng.random() < 0.5 else made
+    if skill == "talk" and rng.random() < BARE:
+        return smalltalk.without_documents(looked_up(rng, progress), rng.random() < 0.5)
     if skill == "talk":
         return smalltalk.smalltalk(world, rng.randint(1, 4))
     if skill == "story":
@@ -136,6 +139,9 @@ def graded(rng: random.Random, skill: str) -> Conversation:
         return about.about(world, 1)
     if skill == "talk":
         return smalltalk.smalltalk(world, 1)
+    if skill in ("bare", "vain"):
+        asked = passages.looked_up(rng, 1, True, held_out=True)
+        return smalltalk.without_documents(asked, searched=skill == "vain")
     if skill == "long":
         return passages.looked_up(rng, rng.randint(7, 9), True, held_out=True, relations=1)
     if skill == "story":

@@ -52,6 +52,8 @@ SKILLS = {
     "short": "repeat, change case, count, list, spell",
     "about": "what Penstock's parts do",
     "talk": "greetings, thanks, and what it does not do",
+    "bare": "a question that documents answer, beside none: say what it answers from",
+    "vain": "a question for which a search found nothing: say that they do not tell",
     "long": "answer from 7-9 passages",
 }
 TARGETS = {"recall": 90, "json": 85, "tools": 85, "draft": 60}

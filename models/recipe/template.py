@@ -24,6 +24,6 @@ def render(conversation: Conversation, prompt: bool = False) -> str:
     return template().render(
         messages=conversation.prompt() if prompt else conversation.messages,
         tools=conversation.tools or None,
-        documents=conversation.documents or None,
+        documents=conversation.documents or ([] if conversation.searched else None),
         add_generation_prompt=prompt,
     )

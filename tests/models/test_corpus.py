@@ -136,6 +136,6 @@ def test_no_placeholder_is_left(progress: float) -> None:
 def test_the_corpus_is_pinned() -> None:
     """The shipped weights were measured on what this one's other side asks."""
     made = (render(corpus.example(random.Random(f"{i}"), i / 200)) for i in range(200))
-    assert zlib.crc32("".join(made).encode()) == 949969147, (
+    assert zlib.crc32("".join(made).encode()) == 580851483, (
         "retrain the models, then change this number"
     )

@@ -95,7 +95,7 @@ def test_passages_stand_with_the_last_question(tokenizer: Any) -> None:
     assert prompt("user", "assistant", "user") == f"{user}{said}{asked}<|assistant|>"
     vain = "<|documents|>[1] Search\nNo document was found.<|end|>"
     assert prompt("user", "assistant", "user", documents=[]) == (
-        f"{user}{said}{vain}{user}<|assistant|>"
+        f"{user}{said}{vain}{vain}{user}<|assistant|>"
     )
     followed = f"{asked}{said}<|tool|>TOOL<|end|><|assistant|>"
     assert prompt("user", "assistant", "tool") == followed
@@ -127,7 +127,7 @@ def test_training_renders_as_hugging_face_does(tokenizer: Any) -> None:
             theirs = tokenizer.apply_chat_template(
                 made.prompt() if prompt else made.messages,
                 tools=made.tools or None,
-                documents=made.documents or None,
+                documents=made.documents or ([] if made.searched else None),
                 add_generation_prompt=prompt,
                 tokenize=False,
             )

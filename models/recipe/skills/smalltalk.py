@@ -4,13 +4,15 @@ from dataclasses import replace
 
 from models.recipe.bank.render import Bindings, render
 from models.recipe.bank.store import side
-from models.recipe.bank.talk import Exchange
+from models.recipe.bank.talk import OFF_TOPIC, Exchange
 from models.recipe.bank.text import definitions
 from models.recipe.bank.wording import varied
 from models.recipe.conversation import Conversation, Message, assistant, user
+from models.recipe.skills.passages import NOT_TOLD
 from models.recipe.world import World
 
 OFTEN = 5  # times as often is said what many say
+VAIN = 0.2  # of the talk beside a search, that beside one which found nothing
 
 
 def smalltalk(world: World, turns: int) -> Conversation:
@@ -21,9 +23,18 @@ def smalltalk(world: World, turns: int) -> Conversation:
 
 
 def beside(world: World, made: Conversation) -> Conversation:
-    """Passages were found, but the user only talks."""
+    """Passages were found, or looked for in vain, but the user only talks."""
     talk = [one for one in side(world.held_out).talk if not one.asks_facts]
-    return replace(_talk([_turn(world, world.rng.choice(talk))]), documents=made.documents)
+    found = [] if world.rng.random() < VAIN else made.documents
+    talked = _talk([_turn(world, world.rng.choice(talk))])
+    return replace(talked, documents=found, searched=True)
+
+
+def without_documents(made: Conversation, searched: bool) -> Conversation:
+    """A question over passages, put beside none: a search found none, or there was no search."""
+    asked = next(one for one in made.messages if one["role"] == "user")
+    said = NOT_TOLD if searched else f"{OFF_TOPIC} that I am given."
+    return replace(_talk([[asked, assistant(said)]]), searched=searched)
 
 
 def _talk(turns: list[list[Message]]) -> Conversation:
