@@ -76,7 +76,8 @@ async def check_passages(
     for number, ((passage, name), text) in enumerate(zip(fields, told, strict=True)):
         if text != getattr(passage, name):
             setattr(passage, name, text)
-            reply.stretches[number // 2].Clear()  # characters stand elsewhere now
+            if reply.stretches:  # one that an earlier version kept has none
+                reply.stretches[number // 2].Clear()  # its characters stand elsewhere now
 
 
 async def check_document(
