@@ -75,7 +75,7 @@ NAMES = """
     ChunkingStrategy.type ExpiresAfter.anchor SetAttributesRequest.collection
     SetAttributesRequest.source_id Searched.reranked PublicSearchStoreReply.reranked
     SearchRequest.embedder IndexRequest.embedder CreateVectorStoreRequest.embedding_model
-    UpdateVectorStoreRequest.embedding_model ModelInfo.parent
+    UpdateVectorStoreRequest.embedding_model ModelInfo.parent Stretch.collection
 """
 # Of runs that outlive their connections (decision 0046): what the client sent, kept as it is and
 # looked at anew by whoever goes on; what was told of an answer, behind the policy.
