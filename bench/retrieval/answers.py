@@ -40,7 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=SETS / "development.jsonl",
         help="JSON lines, as in models/recipe/set_file.py; each title once",
     )
-    add("--chunks", type=int, help="of a search (max_num_results); default: the platform's")
+    add(
+        "--chunks",
+        type=int,
+        choices=range(1, 51),
+        metavar="1-50",
+        help="of a search (max_num_results); default: the platform's",
+    )
 
 
 @dataclass

@@ -62,7 +62,8 @@ PLANS = {
 
 # Sources that shape no weights.
 OTHERS = {
-    "card.py", "evaluate.py", "export.py", "files.py", "ordinary.py", "set_file.py", "shown.py",
+    "card.py", "check.py", "evaluate.py", "export.py", "files.py", "ordinary.py", "set_file.py",
+    "shown.py",
 }  # fmt: skip
 
 

@@ -44,4 +44,9 @@ def fused(
             score = (by_meaning * max(0.0, cosine) + by_words * words / best) / whole
             places.append(Place(point, score, cosine, words))
     best_first = sorted(places, key=lambda place: place.score, reverse=True)
-    return best_first[: max(_LEAST_READ, round(_READ * question.limit))]
+    return best_first[: most_read(question.limit)]
+
+
+def most_read(limit: int) -> int:
+    """How many are told where each way fetches so many; fewer: there are no more."""
+    return max(_LEAST_READ, round(_READ * limit))

@@ -14,6 +14,7 @@ from services.common.telemetry.spans import Span
 from services.retrieval import metrics, requests
 from services.retrieval.cache.searches import Embedded
 from services.retrieval.index import attributes
+from services.retrieval.index.fusing import most_read
 from services.retrieval.index.points import BOTH, Found, Weights
 from services.retrieval.index.store import Store
 from services.retrieval.pipeline.judging import check_passages, checked, policy_of
@@ -112,7 +113,7 @@ async def _found(
 ) -> Found:
     """More hits than chunks are wanted, for what ranks best by both to be among them; and more yet
     where copies of one text took the places of so many that too few others are left."""
-    fetched, had = max(_FETCHED, 4 * request.limit), _FETCHED - 1
+    fetched = max(_FETCHED, 4 * request.limit)
     while True:
         found = await store.search(
             request.caller.tenant,
@@ -125,10 +126,10 @@ async def _found(
             CLOSELY if weights.late else 0,
         )
         hits = [*found.hits, *found.earlier]
-        no_more = len(hits) <= had or fetched >= _MOST_FETCHED
+        no_more = len(hits) < most_read(fetched) or fetched >= _MOST_FETCHED
         if no_more or len(unlike(hits, request.limit)) == request.limit:
             return found
-        fetched, had = min(_MORE * fetched, _MOST_FETCHED), len(hits)
+        fetched = min(_MORE * fetched, _MOST_FETCHED)
 
 
 @asynccontextmanager

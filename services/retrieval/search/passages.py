@@ -5,7 +5,7 @@ from typing import Any
 
 from protos import common_pb2
 from protos.retrieval_pb2 import SearchReply, Stretch
-from services.common.copies import words_of
+from services.common.text.copies import words_of
 from services.retrieval.index.attributes import told
 from services.retrieval.index.points import Hit
 

@@ -259,10 +259,14 @@ async def test_where_copies_fill_a_search_it_looks_further(parts: Parts) -> None
     assert [asked[3] for asked in parts.stored] == [24, 192]
     parts.found = copies
     assert await found() == ["Copy."]
-    assert [asked[3] for asked in parts.stored] == [24, 192, 1536], "until no more come"
+    assert [asked[3] for asked in parts.stored] == [24, 192], "until no more come"
     parts.found = copies[:23]
     assert await found() == ["Copy."]
     assert len(parts.stored) == 1, "all there is"
+    parts.found = [Passage(text=f"own {n}", score=0.1) for n in range(30)]
+    request.limit = 50
+    assert len(await found()) == 30
+    assert len(parts.stored) == 1, "nor is more looked for where more are asked for than there are"
 
 
 async def test_of_a_long_question_no_more_is_looked_up_than_is_read(parts: Parts) -> None:

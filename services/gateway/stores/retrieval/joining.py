@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from protos.common_pb2 import Passage, Range
 from protos.retrieval_pb2 import SearchReply, Stretch
-from services.common.copies import words_of
+from services.common.text.copies import words_of
 
 _MOST_JOINED = 4  # chunks in a passage
 
